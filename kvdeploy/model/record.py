@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from kvdeploy.model.base import Stored
+from kvdeploy.model.spec import ClusterSpec
 
 SCHEMA = 1
 
@@ -23,6 +24,8 @@ class Record(Stored):
     cluster: str
     target: str = "local"
     kvdeploy_version: str = ""
+    spec: ClusterSpec | None = None
+    """What was last asked for."""
     stages: dict[str, StageRecord] = Field(default_factory=dict)
 
     def with_stage(self, name: str, stage: StageRecord) -> Record:

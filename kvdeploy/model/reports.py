@@ -9,6 +9,9 @@ from pydantic import Field
 
 from kvdeploy.model.base import Stored
 
+PUSHED = "pushed"
+"""The rung without which nothing is proven: KV bytes moved from prefill to decode."""
+
 
 class Severity(IntEnum):
     INFO = 20
@@ -51,13 +54,19 @@ class RungReport(Stored):
 
 
 class SmokeReport(Stored):
-    """A whole climb. Proven: nothing failed, and at least one rung passed."""
+    """A whole climb of the ladder.
+
+    Proven means: nothing failed, and every pair was seen to move KV. A rung that was not
+    applicable proves nothing.
+    """
 
     cluster: str
     target: str
     started_at: str
     """UTC, ISO 8601."""
     seconds: float
+    pairs: tuple[str, ...]
+    """Every prefill/decode pair of the fleet."""
     rungs: tuple[RungReport, ...]
 
     @property
@@ -65,5 +74,11 @@ class SmokeReport(Stored):
         return tuple(r for r in self.rungs if r.verdict is Verdict.FAILED)
 
     @property
+    def unmoved(self) -> tuple[str, ...]:
+        """Pairs without a passed `pushed` rung."""
+        moved = {r.subject for r in self.rungs if r.rung == PUSHED and r.verdict is Verdict.PASSED}
+        return tuple(p for p in self.pairs if p not in moved)
+
+    @property
     def proven(self) -> bool:
-        return not self.failed and any(r.verdict is Verdict.PASSED for r in self.rungs)
+        return bool(self.pairs) and not self.failed and not self.unmoved

@@ -99,7 +99,7 @@ class ConnectorSpec(Frozen):
         128, doc="tokens a KV block; 16 32 64 128 256", change=Change.RESTART
     )
     lease_s: float = knob(
-        30.0,
+        120.0,
         doc="seconds prefill keeps finished blocks for decode",
         change=Change.RESTART,
         ge=5,
@@ -207,12 +207,16 @@ class AwsSpec(Frozen):
     """What `target: aws` needs."""
 
     region: str = knob(
-        doc="e.g. us-west-2", change=Change.REFUSE, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$"
+        doc="an AWS region",
+        change=Change.REFUSE,
+        pattern=r"^[a-z]{2}(-[a-z]+)+-\d$",
+        examples=["us-west-2"],
     )
     zone: str = knob(
         doc="one availability zone: EFA does not cross zones",
         change=Change.REFUSE,
         pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$",
+        examples=["us-west-2a"],
     )
     instance_type: str = knob("p5en.48xlarge", doc="a type with EFA", change=Change.REPLACE)
     capacity: CapacitySpec = knob(

@@ -1,0 +1,189 @@
+"""Supervised processes of one cluster, from the outside: start, look, stop, pause.
+
+Never owns a process itself: each has a detached supervisor (supervisor.py) that outlives us.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import psutil
+from pydantic import ValidationError
+
+from kvdeploy.adapters.local import machine
+from kvdeploy.adapters.local.supervisor import digest_of
+from kvdeploy.adapters.store import write_text
+from kvdeploy.errors import FleetError
+from kvdeploy.model.launch import LaunchSpec, ProcessState
+from kvdeploy.polling import wait_for
+from kvdeploy.proc import spawn_detached
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODULE: Final = "kvdeploy.adapters.local.supervisor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """One process as it is now."""
+
+    name: str
+    supervised: bool
+    state: ProcessState | None
+    """The last word of its supervisor; stale unless `supervised`."""
+    pids: tuple[int, ...]
+    """Every living process of its session."""
+
+    @property
+    def phase(self) -> str:
+        if self.state is None:
+            return "starting" if self.supervised else "absent"
+        if self.supervised or self.state.phase in ("stopped", "failed"):
+            return self.state.phase
+        return "unwatched" if self.pids else "dead"
+
+
+class Processes:
+    def __init__(self, directory: Path) -> None:
+        self.dir = directory
+
+    def names(self) -> list[str]:
+        if not self.dir.is_dir():
+            return []
+        return sorted(p.name for p in self.dir.iterdir() if (p / "launch.json").exists())
+
+    def log(self, name: str) -> Path:
+        return self.dir / name / "log"
+
+    def spec(self, name: str) -> LaunchSpec | None:
+        try:
+            text = (self.dir / name / "launch.json").read_text(encoding="utf-8")
+            return LaunchSpec.model_validate_json(text)
+        except (OSError, ValidationError):
+            return None
+
+    def observe(self, name: str) -> Observed:
+        state = self._state(name)
+        pids: tuple[int, ...] = ()
+        if state is not None and state.pid is not None:
+            pids = tuple(machine.session_members(state.pid, since=state.started_at))
+        return Observed(name=name, supervised=self._is_locked(name), state=state, pids=pids)
+
+    def runs(self, spec: LaunchSpec) -> bool:
+        """Whether exactly `spec` is being supervised, ready or on its way."""
+        seen = self.observe(spec.name)
+        return (
+            seen.supervised
+            and seen.phase in ("starting", "ready", "backoff")
+            and (seen.state is None or seen.state.digest == digest_of(spec))
+        )
+
+    def start(self, spec: LaunchSpec) -> None:
+        """Begin to supervise `spec`; anything that ran under its name is stopped first."""
+        self.stop(spec.name)
+        directory = self.dir / spec.name
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "state.json").unlink(missing_ok=True)
+        if (log := directory / "log").exists():
+            log.replace(directory / "log.1")
+        write_text(directory / "launch.json", spec.model_dump_json(indent=2) + "\n")
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The lock passes to the child with the file, so that there is no moment in which a
+            # supervisor lives and nobody could know.
+            spawn_detached(
+                (sys.executable, "-m", MODULE, str(directory)),
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                log=directory / "supervisor.log",
+                keep_fd=lock,
+            )
+        finally:
+            os.close(lock)
+
+    def stop(self, name: str) -> None:
+        """End the process, its supervisor and every descendant. Harmless when there is none.
+
+        Raises:
+            FleetError: something is still alive after SIGKILL.
+        """
+        spec = self.spec(name)
+        grace_s = (spec.stop_grace_s if spec else 20.0) + 10.0
+        if self._is_locked(name):
+            pid = wait_for(lambda: self._supervisor_pid(name), timeout_s=5)
+            if pid is not None:
+                _signal(pid, signal.SIGCONT)
+                for paused in self.observe(name).pids:
+                    _signal(paused, signal.SIGCONT)  # a stopped process cannot end itself
+                _signal(pid, signal.SIGTERM)
+                wait_for(lambda: None if self._is_locked(name) else True, timeout_s=grace_s)
+                if self._is_locked(name):
+                    _signal(pid, signal.SIGKILL)
+                    wait_for(lambda: None if self._is_locked(name) else True, timeout_s=5)
+        wait_for(lambda: None if self._kill_leftovers(name) else True, timeout_s=10)
+        if left := self.observe(name).pids:
+            msg = f"{name}: processes {', '.join(map(str, left))} do not end"
+            raise FleetError(msg, hint="They may hang in the kernel; look with 'ps'.")
+
+    def forget(self, name: str) -> None:
+        """Stop it and remove what is known of it."""
+        self.stop(name)
+        shutil.rmtree(self.dir / name, ignore_errors=True)
+
+    def pause(self, name: str) -> None:
+        """Freeze every process of `name` (not its supervisor), until `resume`."""
+        for pid in self.observe(name).pids:
+            _signal(pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        for pid in self.observe(name).pids:
+            _signal(pid, signal.SIGCONT)
+
+    def _kill_leftovers(self, name: str) -> bool:
+        left = self.observe(name).pids
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return bool(left)
+
+    def _state(self, name: str) -> ProcessState | None:
+        try:
+            text = (self.dir / name / "state.json").read_text(encoding="utf-8")
+            return ProcessState.model_validate_json(text)
+        except (OSError, ValidationError):
+            return None
+
+    def _is_locked(self, name: str) -> bool:
+        try:
+            lock = os.open(self.dir / name / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(lock)
+
+    def _supervisor_pid(self, name: str) -> int | None:
+        """Find the supervisor by its command line: right even before it has said a word."""
+        wanted = [MODULE, str(self.dir / name)]
+        for process in psutil.process_iter(["cmdline"]):
+            if (process.info["cmdline"] or [])[2:4] == wanted:
+                return int(process.pid)
+        return None
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

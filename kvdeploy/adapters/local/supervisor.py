@@ -1,0 +1,215 @@
+"""The parent of one process: starts it, waits until it is ready, pins it, restarts it, stops it.
+
+Runs as `python -m kvdeploy.adapters.local.supervisor DIR FD`, detached from the command line that
+began it. DIR holds `launch.json` (what to run) and gets `state.json` (how it goes), `log` (what
+the process says) and `supervisor.log`. FD is DIR's lock, held from birth: who finds the lock
+free knows that nobody watches. It dies with nothing left behind: the kernel tells the process
+when its supervisor is gone, and every descendant is found by its session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvdeploy.adapters.local import machine
+from kvdeploy.adapters.store import write_text
+from kvdeploy.errors import ToolError
+from kvdeploy.model.launch import LaunchSpec, ProcessState
+from kvdeploy.polling import SystemClock
+from kvdeploy.proc import adopt_orphans, spawn_session
+
+if TYPE_CHECKING:
+    import subprocess  # noqa: TID251  # a type only
+    from types import FrameType
+    from typing import Any
+
+TICK_S: Final = 0.2
+PORTS_WAIT_S: Final = 10.0
+INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+"""All that a supervised process sees of the caller's environment: what is in the user's shell
+must not change what an engine does."""
+
+
+def digest_of(spec: LaunchSpec) -> str:
+    """Name a LaunchSpec's content."""
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Supervisor:
+    def __init__(self, directory: Path) -> None:
+        self.dir = directory
+        text = (directory / "launch.json").read_text(encoding="utf-8")
+        self.spec = LaunchSpec.model_validate_json(text)
+        self.clock = SystemClock()
+        self.stopping = False
+        self.restarts: list[float] = []
+        self.state = ProcessState(
+            name=self.spec.name,
+            phase="starting",
+            digest=digest_of(self.spec),
+            supervisor_pid=os.getpid(),
+        )
+
+    def run(self) -> None:
+        """Watch until told to stop, or until the process is beyond restarting."""
+        self.set(phase="starting")
+        adopt_orphans()
+        signal.signal(signal.SIGTERM, self.on_signal)
+        signal.signal(signal.SIGINT, self.on_signal)
+        was_ready = False
+        while True:
+            why = self.run_once()
+            was_ready = was_ready or self.state.ready_at is not None
+            if self.stopping:
+                self.set(phase="stopped", pid=None, reason="stopped")
+                return
+            self.say(f"{self.spec.name}: {why}")
+            if not was_ready or self.exhausted():
+                self.set(phase="failed", pid=None, reason=why)
+                return
+            self.back_off(why)
+            if self.stopping:
+                self.set(phase="stopped", pid=None, reason="stopped")
+                return
+
+    def run_once(self) -> str:
+        """Start the process once and see it to its end; say how it ended."""
+        self.set(phase="starting", pid=None, started_at=None, ready_at=None)
+        if taken := self.taken_port():
+            holder = machine.describe(machine.port_holder(taken))
+            return f"cannot start: port {taken} is taken by {holder}"
+        generation = f"{time.time_ns() // 1_000_000:x}"
+        spec = self.spec.resolved(generation)
+        inherited = {k: v for k in INHERITED if (v := os.environ.get(k)) is not None}
+        started_at = time.time()
+        try:
+            child = spawn_session(
+                spec.argv,
+                env=inherited | spec.env,
+                log=self.dir / "log",
+            )
+        except ToolError as e:
+            return e.message
+        self.set(phase="starting", pid=child.pid, started_at=started_at, generation=generation)
+        self.say(f"{spec.name}: started, pid {child.pid}, generation {generation}")
+        try:
+            return self.watch(child, spec)
+        finally:
+            self.end_session(child)
+
+    def watch(self, child: subprocess.Popen[bytes], spec: LaunchSpec) -> str:
+        late = self.clock.now() + spec.ready.timeout_s
+        ready = False
+        while not self.stopping:
+            code = child.poll()
+            if code is not None:
+                how = (
+                    f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended ({code})"
+                )
+                return f"{how}{'' if ready else ' before it was ready'}"
+            if not ready and answers(spec.ready.url):
+                if spec.cpus:
+                    machine.move_to_cores(machine.session_members(child.pid), spec.cpus)
+                ready = True
+                self.set(phase="ready", ready_at=time.time(), reason="")
+                self.say(f"{spec.name}: ready")
+            if not ready and self.clock.now() > late:
+                return f"was not ready within {spec.ready.timeout_s:.0f} s"
+            self.clock.sleep(TICK_S)
+        return "stopped"
+
+    def end_session(self, child: subprocess.Popen[bytes]) -> None:
+        """Leave no process of the session: ask, wait, kill."""
+        if child.poll() is None:
+            if self.stopping:
+                self.set(phase="stopping")
+            child.terminate()
+            ends = self.clock.now() + self.spec.stop_grace_s
+            while child.poll() is None and self.clock.now() < ends:
+                self.clock.sleep(0.05)
+        for _ in range(50):
+            members = machine.session_members(child.pid)
+            if child.poll() is not None and not members:
+                break
+            for pid in members:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self.clock.sleep(0.05)
+        self.reap()
+
+    @staticmethod
+    def reap() -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+
+    def taken_port(self) -> int | None:
+        """A port that stays taken. One just left by our last run is given time to clear."""
+        ends = self.clock.now() + PORTS_WAIT_S
+        while True:
+            taken = [p for p in self.spec.ports if not machine.port_is_free(p, self.spec.host)]
+            if not taken or self.stopping:
+                return None
+            if self.clock.now() > ends:
+                return taken[0]
+            self.clock.sleep(TICK_S)
+
+    def exhausted(self) -> bool:
+        now, policy = self.clock.now(), self.spec.restart
+        self.restarts = [t for t in self.restarts if t > now - policy.window_s]
+        return len(self.restarts) >= policy.max_restarts
+
+    def back_off(self, why: str) -> None:
+        wait_s = self.spec.restart.backoff_s * 2 ** len(self.restarts)
+        self.restarts.append(self.clock.now())
+        self.set(
+            phase="backoff",
+            pid=None,
+            ready_at=None,
+            restarts=self.state.restarts + 1,
+            reason=f"{why}; starting again in {wait_s:.0f} s",
+        )
+        ends = self.clock.now() + wait_s
+        while not self.stopping and self.clock.now() < ends:
+            self.clock.sleep(0.05)
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def set(self, **changes: Any) -> None:  # noqa: ANN401  # ProcessState checks them
+        self.state = ProcessState.model_validate(self.state.model_dump() | changes)
+        write_text(self.dir / "state.json", self.state.model_dump_json(indent=2) + "\n")
+
+    @staticmethod
+    def say(text: str) -> None:
+        sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+        sys.stdout.flush()
+
+
+def answers(url: str) -> bool:
+    """Whether GET `url` answers 200 within two seconds."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310  # our own http URL
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def main() -> None:
+    Supervisor(Path(sys.argv[1])).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What commands share: their options, and how they find the cluster they are about."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from kvdeploy.adapters import specfile
+from kvdeploy.adapters.store import RunLog, Store, clusters
+from kvdeploy.proc import LocalRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvdeploy.cli.app import App
+    from kvdeploy.model.spec import ClusterSpec
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+DEFAULT_FILE: Final = "cluster.yaml"
+
+file_option = click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Cluster file. Default: ./{DEFAULT_FILE}, else the built-in one.",
+)
+set_option = click.option(
+    "--set",
+    "overlays",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Change one field, e.g. --set fleet.decode.count=2. May be repeated.",
+)
+name_option = click.option(
+    "--name", "cluster", metavar="NAME", help="Cluster by name. Default: the file's."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+allow_option = click.option(
+    "--allow", multiple=True, metavar="CHECK", help="Go on although CHECK objects."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A cluster file that was read, and where its cluster's files go."""
+
+    spec: ClusterSpec
+    source: str
+    root: Path
+
+
+def load(app: App, file: Path | None, overlays: tuple[str, ...]) -> Loaded:
+    """Read the cluster file that the options name.
+
+    Raises:
+        SpecError: it is wrong.
+    """
+    path = _path(app, file)
+    loaded = specfile.load(path, overlays=overlays)
+    root = path.absolute().parent if path else app.root
+    return Loaded(spec=loaded.spec, source=loaded.source, root=root)
+
+
+def find(app: App, file: Path | None, cluster: str | None) -> Store:
+    """The cluster that a command about a running one means. Works although its file is broken."""
+    path = _path(app, file)
+    root = path.absolute().parent if path else app.root
+    if cluster is None and path is not None:
+        cluster = specfile.name_in(path)
+    if cluster is None:
+        known = clusters(root)
+        if len(known) > 1:
+            listing = ", ".join(known)
+            msg = f"There are several clusters here: {listing}. Choose one with --name."
+            raise click.UsageError(msg)
+        cluster = known[0] if known else specfile.DEFAULT_NAME
+    return Store(root, cluster)
+
+
+def _path(app: App, file: Path | None) -> Path | None:
+    if file is not None:
+        return file if file.is_absolute() else app.root / file
+    default = app.root / DEFAULT_FILE
+    return default if default.exists() else None
+
+
+@contextmanager
+def recorded(app: App, store: Store, verb: str) -> Iterator[tuple[RunLog, LocalRunner]]:
+    """Hold the cluster and write down what this run says and runs."""
+    with store.locked(verb):
+        run = store.new_run(verb)
+        app.ui.on_line = run.line
+        try:
+            yield run, LocalRunner(on_command=run.command)
+        finally:
+            app.ui.on_line = None

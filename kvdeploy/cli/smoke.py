@@ -1,0 +1,68 @@
+"""`kvdeploy smoke`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kvdeploy.adapters.local.processes import Processes
+from kvdeploy.cli.app import COMMANDS, App
+from kvdeploy.cli.common import file_option, find, json_option, name_option, recorded
+from kvdeploy.cli.tables import show
+from kvdeploy.errors import FleetError
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
+from kvdeploy.stages.fleet import LocalFleetStage
+from kvdeploy.stages.proof import raise_unless_proven
+from kvdeploy.stages.smoke import Smoke
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvdeploy.model.reports import SmokeReport
+
+COLOURS = {"passed": "green", "failed": "red", "not applicable": "yellow"}
+
+
+@click.command(help=COMMANDS["smoke"])
+@file_option
+@name_option
+@json_option
+@click.pass_obj
+def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> None:
+    store = find(app, file, cluster)
+    record = store.read()
+    processes = Processes(store.processes)
+    if record.spec is None or not {"model", "fleet"} <= record.stages.keys():
+        msg = f"cluster {store.cluster!r} is not up: there is nothing to prove"
+        raise FleetError(msg, hint="Run 'kvdeploy up' first.")
+    fleet = FleetOutputs.model_validate(record.stages["fleet"].result)
+    model = ModelOutputs.model_validate(record.stages["model"].result)
+    stage = LocalFleetStage(record.spec, processes, store.dir / "router.json")
+    if not stage.is_whole(fleet):
+        msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
+        raise FleetError(msg, hint="'kvdeploy up' repairs it.")
+    with recorded(app, store, "smoke") as (run, _):
+        with app.ui.step("climb the smoke ladder") as step:
+            report = Smoke(record.spec, model, fleet, processes, step).climb()
+        document = report.model_dump(mode="json") | {"proven": report.proven}
+        path = run.report("smoke", document)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(document, indent=2))
+    else:
+        _print(report)
+        app.ui.say(f"report: {path}")
+    raise_unless_proven(report)
+
+
+def _print(report: SmokeReport) -> None:
+    rows = [
+        (r.rung, r.subject, r.verdict.value, f"{r.seconds:.1f}", r.message) for r in report.rungs
+    ]
+    show(("rung", "subject", "verdict", "s", "evidence"), rows, colours=COLOURS)
+    counts = {v: sum(1 for r in report.rungs if r.verdict.value == v) for v in COLOURS}
+    listed = ", ".join(f"{n} {v}" for v, n in counts.items())
+    proven = "PROVEN" if report.proven else "NOT PROVEN"
+    click.echo(f"{proven}: {listed}, in {report.seconds:.1f} s")

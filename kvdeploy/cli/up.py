@@ -1,0 +1,120 @@
+"""`kvdeploy up`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from kvdeploy import pipeline
+from kvdeploy.adapters.local.processes import Processes
+from kvdeploy.adapters.store import Store
+from kvdeploy.cli.app import COMMANDS, App
+from kvdeploy.cli.check import describe, refuse
+from kvdeploy.cli.common import (
+    Loaded,
+    allow_option,
+    file_option,
+    json_option,
+    load,
+    recorded,
+    set_option,
+)
+from kvdeploy.errors import CheckError, TerraformError
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
+from kvdeploy.model.reports import Severity
+from kvdeploy.planning.checks import check_spec
+from kvdeploy.stages.fleet import LocalFleetStage
+from kvdeploy.stages.model import ModelStage
+from kvdeploy.stages.preflight import device_of, find_problems
+from kvdeploy.stages.proof import ProofStage
+from kvdeploy.stages.runtime import RuntimeStage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvdeploy.model.record import Record
+    from kvdeploy.pipeline import Ran
+    from kvdeploy.proc import Runner
+    from kvdeploy.stages.base import Stage
+
+
+@click.command(help=COMMANDS["up"])
+@file_option
+@set_option
+@allow_option
+@json_option
+@click.pass_obj
+def up(
+    app: App, file: Path | None, overlays: tuple[str, ...], allow: tuple[str, ...], as_json: bool
+) -> None:
+    loaded = load(app, file, overlays)
+    if loaded.spec.target == "aws":
+        refuse(check_spec(loaded.spec, allow=frozenset(allow)), source=loaded.source)
+        msg = (
+            "target aws cannot be brought up by this version: it has no infra/ (Terraform) and no "
+            "playbooks/ (Ansible) yet. Nothing was made"
+        )
+        raise TerraformError(msg, hint="'kvdeploy check' works on the file; so does target local.")
+    store = Store(loaded.root, loaded.spec.name)
+    with recorded(app, store, "up") as (run, runner):
+        app.ui.say(f"cluster {loaded.spec.name!r} from {loaded.source}; log: {run.log}")
+        processes = Processes(store.processes)
+        found = find_problems(loaded.spec, processes, runner, loaded.root, allow=frozenset(allow))
+        refuse(found, source=loaded.source)
+        for warning in (f for f in found if f.severity is Severity.WARNING):
+            app.ui.say(describe(warning))
+        record = _begin(store.read(), loaded)
+        store.write(record)
+        stages = local_stages(loaded, processes, store, runner)
+        ran = pipeline.up(stages, record, store=store, progress=app.ui)
+    _show(ran, as_json=as_json)
+
+
+def local_stages(
+    loaded: Loaded, processes: Processes, store: Store, runner: Runner
+) -> tuple[Stage, ...]:
+    spec = loaded.spec
+    return (
+        RuntimeStage(spec, runner, device_of(spec, runner)),
+        ModelStage(spec, runner, loaded.root),
+        LocalFleetStage(spec, processes, store.dir / "router.json"),
+        ProofStage(spec),
+    )
+
+
+def _begin(record: Record, loaded: Loaded) -> Record:
+    if record.target != loaded.spec.target:
+        msg = (
+            f"cluster {record.cluster!r} was brought up on target {record.target}, "
+            f"and a cluster does not move to {loaded.spec.target}"
+        )
+        raise CheckError(msg, hint="Take it down first, or give the new one another name.")
+    return record.model_copy(update={"spec": loaded.spec})
+
+
+def _show(ran: Ran, *, as_json: bool) -> None:
+    results = {name: stage.result for name, stage in ran.record.stages.items()}
+    fleet = FleetOutputs.model_validate(results["fleet"])
+    model = ModelOutputs.model_validate(results["model"])
+    runtime = RuntimeOutputs.model_validate(results["runtime"])
+    if as_json:
+        document = {
+            "cluster": ran.record.cluster,
+            "url": fleet.url,
+            "model": model.served_name,
+            "versions": runtime.versions,
+            "engines": [e.name for e in fleet.engines],
+            "done": list(ran.done),
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    if ran.done:
+        click.echo(f"up: {model.served_name} on {fleet.url}/v1 ({', '.join(ran.done)} done)")
+    else:
+        click.echo(f"up: {model.served_name} on {fleet.url}/v1 (all holds; nothing to do)")
+    body = json.dumps({"model": model.served_name, "prompt": "Hello", "stream": True})
+    click.echo(
+        f"try: curl -N {fleet.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    )

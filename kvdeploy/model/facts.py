@@ -1,0 +1,33 @@
+"""What was found on the machine that a local cluster is to run on. Gathered by others, judged by
+planning/machine_checks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    cores: int
+    """That this process may use."""
+    memory_available_gib: float
+    disk_free_gib: float
+    """Where runtimes are built."""
+    gpus: int
+    gpu_memory_gib: float
+    """Memory of one GPU; of the smallest when they differ. 0 without GPUs."""
+    taken_ports: Mapping[int, str] = field(default_factory=dict)
+    """Port -> who holds it, e.g. 'nginx (pid 812)'. Ports of this cluster itself are not in it."""
+    model_path_exists: bool | None = None
+    """None when model.id is not a path."""
+    runtime_python_exists: bool | None = None
+    """None when runtime.python names none."""
+    runtime_built: bool = False
+    """Whether the runtime that kvdeploy builds is there already."""
+    platform: str = "linux"
+    """As sys.platform has it."""

@@ -1,0 +1,47 @@
+"""What each stage of `up` hands to the next, as typed values kept in the record."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kvdeploy.model.base import Stored
+from kvdeploy.model.launch import LaunchSpec
+from kvdeploy.model.routing import RouterConfig
+
+Device = Literal["cpu", "cuda"]
+
+
+class RuntimeOutputs(Stored):
+    """The engines' Python, and what it was seen to hold."""
+
+    python: str
+    device: Device
+    built: bool
+    """Whether kvdeploy built it; a named one is never changed."""
+    versions: dict[str, str]
+    """vllm, nixl, torch, python."""
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class ModelOutputs(Stored):
+    """Where the weights lie and what their configuration says."""
+
+    path: str
+    """Given to prefill and decode alike: the literal string is part of their handshake."""
+    served_name: str
+    config: dict[str, Any]
+    """The model's config.json."""
+
+
+class FleetOutputs(Stored):
+    """The processes that serve, and where."""
+
+    url: str
+    """Of the router."""
+    engines: tuple[LaunchSpec, ...]
+    router: LaunchSpec
+    router_config: RouterConfig
+    generations: dict[str, str]
+    """Of each engine, when the fleet was last seen whole."""

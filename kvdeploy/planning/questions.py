@@ -1,0 +1,104 @@
+"""What smoke asks. Pure: the same nonce makes the same questions.
+
+Texts are plain words, so that any tokenizer makes of them what it makes of a user's prompts.
+Each begins with a nonce of its own: nothing of it can be in a prefix cache from an earlier run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+ANSWER_TOKENS: Final = 24
+WORDS: Final = (
+    *("harbour", "lantern", "river", "copper", "winter", "orchard", "signal", "meadow"),
+    *("thunder", "violet", "canyon", "marble", "pepper", "saddle", "tunnel", "velvet"),
+    *("window", "anchor", "basket", "candle", "desert", "engine", "forest", "garden"),
+)
+
+Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One request, and what of it decode may hold already."""
+
+    rung: str
+    text: str
+    endpoint: Endpoint = "/v1/completions"
+    stream: bool = False
+    follows: str = ""
+    """Text of the question before, with which it shares its beginning."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The request as a client would send it; greedy, of fixed length, with token ids back."""
+        asked: dict[str, Any] = {
+            "model": model,
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 0,
+            "seed": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": self.stream,
+            **self.extra,
+        }
+        if self.endpoint == "/v1/completions":
+            return asked | {"prompt": self.text}
+        return asked | {"messages": [{"role": "user", "content": self.text}]}
+
+    def reference_body(self, model: str) -> dict[str, Any]:
+        """The same for an engine that does all itself, asked for the odds of its choices too."""
+        asked = self.body(model) | {"stream": False, "return_tokens_as_token_ids": True}
+        if self.endpoint == "/v1/completions":
+            return asked | {"logprobs": 2}
+        return asked | {"logprobs": True, "top_logprobs": 2}
+
+    def tokenize_body(self, model: str) -> dict[str, Any]:
+        if self.endpoint == "/v1/completions":
+            return {"model": model, "prompt": self.text}
+        return {"model": model, "messages": [{"role": "user", "content": self.text}]}
+
+
+def words(nonce: str, count: int) -> str:
+    """`count` words that begin with `nonce` and differ from those of any other nonce."""
+    at = sum(nonce.encode())
+    chosen = (WORDS[(at * (i + 3) + i * i) % len(WORDS)] for i in range(count))
+    return " ".join((nonce, *chosen))
+
+
+def pair_questions(nonce: str, *, words_long: int) -> tuple[Question, ...]:
+    """What every pair is asked, in this order; `words_long` words are more than 4 KV blocks."""
+    long = words(f"{nonce}-long", words_long)
+    return (
+        Question(rung="tokens/short", text=words(f"{nonce}-short", 4)),
+        Question(rung="tokens/long", text=long),
+        Question(
+            rung="tokens/prefix",
+            text=f"{long[: len(long) * 2 // 3]} but then {words('other', words_long // 4)}",
+            follows=long,
+        ),
+        Question(
+            rung="tokens/chat",
+            text=words(f"{nonce}-chat", words_long // 3),
+            endpoint="/v1/chat/completions",
+        ),
+        Question(rung="tokens/stream", text=words(f"{nonce}-stream", words_long // 2), stream=True),
+    )
+
+
+def proof_question(nonce: str, *, words_long: int) -> Question:
+    """The one question that `up` asks every pair."""
+    return Question(rung="tokens", text=words(f"{nonce}-proof", words_long // 3))
+
+
+def concurrent_questions(nonce: str, count: int, *, words_long: int) -> tuple[Question, ...]:
+    """Different prompts of different lengths, to be asked at the same time."""
+    return tuple(
+        Question(
+            rung="tokens/concurrent",
+            text=words(f"{nonce}-at-once-{i}", max(4, words_long * (i + 1) // (count + 1))),
+            stream=i % 2 == 1,
+        )
+        for i in range(count)
+    )

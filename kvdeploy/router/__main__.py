@@ -1,0 +1,93 @@
+"""`kvdeploy-router --config FILE`: read the configuration, serve until told to stop.
+
+The only place of the router that exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+from pydantic import ValidationError
+
+from kvdeploy.errors import FleetError, KvdeployError, SpecError
+from kvdeploy.model.routing import RouterConfig
+from kvdeploy.router.auth import read_keys
+from kvdeploy.router.service import DRAIN_S, Service
+
+log = logging.getLogger("kvdeploy.router")
+
+
+def read_config(path: Path) -> RouterConfig:
+    """Raises SpecError with every problem of the file in one line."""
+    hint = "the router reads the JSON that `kvdeploy up` writes; write it again"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        message = f"{path} cannot be read: {e}"
+        raise SpecError(message, hint=hint) from e
+    try:
+        config = RouterConfig.model_validate_json(text)
+    except ValidationError as e:
+        problems = "; ".join(
+            f"{'.'.join(map(str, p['loc'])) or 'file'}: {p['msg']}" for p in e.errors()
+        )
+        message = f"{path} is not a router configuration: {problems}"
+        raise SpecError(message, hint=hint) from e
+    names = [engine.name for engine in config.engines]
+    if len(set(names)) != len(names):
+        message = f"{path}: engines.name: each engine needs a name of its own, got {names}"
+        raise SpecError(message, hint=hint)
+    for role in ("prefill", "decode"):
+        if not any(engine.role == role for engine in config.engines):
+            message = f"{path}: engines: there is no {role} engine"
+            raise SpecError(message, hint=hint)
+    return config
+
+
+async def serve(config: RouterConfig) -> None:
+    """Until SIGTERM or SIGINT. Raises KvdeployError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    service = Service(config, read_keys(config.api_key_file))
+    try:
+        await service.start()
+        await stop.wait()
+        log.info("stopping: no new connections, up to %s s for requests in flight", DRAIN_S)
+    except OSError as e:
+        taken = e.errno == errno.EADDRINUSE
+        why = "the port is taken" if taken else (e.strerror or str(e))
+        message = f"the router cannot listen on {config.host}:{config.port}: {why}"
+        hint = "see `ss -ltnp` for who listens there, or set another router port"
+        raise FleetError(message, hint=hint) from e
+    finally:
+        await service.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kvdeploy-router", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        uvloop.run(serve(read_config(options.config)))
+    except KvdeployError as e:
+        log.error("%s%s", e.message, f" ({e.hint})" if e.hint else "")  # noqa: TRY400
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

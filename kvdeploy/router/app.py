@@ -1,0 +1,139 @@
+"""The HTTP surface: OpenAI's routes, health, readiness and metrics.
+
+Owns what each route answers. Never talks to an engine itself and never decides which one serves.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from kvdeploy.router import errors, intake
+from kvdeploy.router.policy import choose_pair
+from kvdeploy.router.relay import relay_stream
+from kvdeploy.router.surface import TICKET, guard, stamp
+
+if TYPE_CHECKING:
+    from kvdeploy.router.legs import Endpoint
+    from kvdeploy.router.service import Service
+    from kvdeploy.router.table import Route
+
+PAIR_HEADER = "X-Kvdeploy-Pair"
+TIMEOUT_HEADER = "X-Kvdeploy-Timeout-S"
+
+
+class Routes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._started = int(time.time())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, "/v1/completions")
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, "/v1/chat/completions")
+
+    async def models(self, _: web.Request) -> web.StreamResponse:
+        model = {
+            "id": self._service.config.served_model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "kvdeploy",
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def health(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "alive"})
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        pairs = self._service.table.states()
+        complete = bool(pairs) and set(pairs.values()) == {"ready"}
+        usable = "ready" in pairs.values() and not self._service.draining
+        wanted = usable and complete if request.query.get("complete") == "1" else usable
+        explained = {name: pair.explain() for name, pair in self._service.table.pairs.items()}
+        answer = {
+            "ready": usable,
+            "complete": complete,
+            "pairs": pairs,
+            "reasons": {name: why for name, why in explained.items() if why},
+        }
+        return web.json_response(answer, status=200 if wanted else 503)
+
+    async def metrics(self, _: web.Request) -> web.StreamResponse:
+        body = self._service.metrics.render()
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _generate(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+        service, ticket = self._service, request[TICKET]
+        config = service.config
+        total_s = intake.parse_total_s(
+            request.headers.get(TIMEOUT_HEADER), config.deadlines.total_s
+        )
+        job = intake.parse_job(
+            endpoint,
+            await _read_body(request, config.max_body_bytes),
+            client_id=ticket.client_id,
+            served_model=config.served_model,
+            total_s=total_s,
+        )
+        ticket.request_id = ticket.client_id or job.request_id
+        route = self._choose(request.headers.get(PAIR_HEADER))
+        ticket.pair = route.name
+        answer = await service.dispatcher.open(job, route)
+        try:
+            if not job.stream:
+                headers = {"Content-Type": answer.content_type}
+                return web.Response(body=answer.first, headers=headers)
+            ttft_s = time.perf_counter() - ticket.started
+            service.metrics.ttft_seconds.labels(endpoint).observe(ttft_s)
+            response, ticket.error = await relay_stream(request, answer, total_s=total_s)
+            return response
+        finally:
+            answer.close()
+
+    def _choose(self, wanted: str | None) -> Route:
+        """Raises ApiError."""
+        table, config = self._service.table, self._service.config
+        name = wanted
+        if name is None:
+            name = choose_pair(config.policy, table.loads(), table.next_turn())
+            if name is None:
+                raise errors.no_pair(table.states())
+        elif not config.pair_header:
+            raise errors.pair_header_off(PAIR_HEADER)
+        elif name not in table.pairs:
+            raise errors.unknown_pair(name, sorted(table.pairs))
+        pair = table.pairs[name]
+        if pair.state != "ready":
+            raise errors.pair_not_ready(name, pair.state, pair.explain())
+        return table.build_route(pair)
+
+
+async def _read_body(request: web.Request, limit: int) -> bytes:
+    """Raises ApiError."""
+    if (request.content_length or 0) > limit:
+        raise errors.body_too_large(limit)
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise errors.body_too_large(limit) from None
+
+
+def build_app(service: Service) -> web.Application:
+    routes = Routes(service)
+    limit = service.config.max_body_bytes
+    app = web.Application(middlewares=[guard(service)], client_max_size=limit)
+    app.on_response_prepare.append(stamp)
+    app.add_routes(
+        [
+            web.post("/v1/completions", routes.completions),
+            web.post("/v1/chat/completions", routes.chat),
+            web.get("/v1/models", routes.models),
+            web.get("/health", routes.health),
+            web.get("/ready", routes.ready),
+            web.get("/metrics", routes.metrics),
+        ]
+    )
+    return app

@@ -1,0 +1,40 @@
+"""API keys: read once, compared in constant time. Never logs or keeps a key in the clear."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from kvdeploy.errors import SpecError
+
+
+class Keys:
+    """The accepted keys; none at all means that every request is welcome."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def accepts(self, authorization: str | None) -> bool:
+        if not self._digests:
+            return True
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        return any(matches) and scheme.lower() == "bearer"
+
+
+def read_keys(path: str | None) -> Keys:
+    """One key a line; blank lines and # comments do not count. Raises SpecError."""
+    if path is None:
+        return Keys([])
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        message = f"the API key file {path} cannot be read: {e}"
+        raise SpecError(message, hint="give the router a readable file, one key a line") from e
+    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not keys:
+        message = f"the API key file {path} holds no key"
+        raise SpecError(message, hint="put one key a line into it, or drop api_key_file")
+    return Keys(keys)

@@ -1,0 +1,205 @@
+"""Send the two legs of a request and wait for decode's first byte, within the deadlines.
+
+Owns the order in which legs leave, every deadline before the first byte, and the account of
+writes that were lost. Never cancels a prefill leg once decode's leg is out: decode keeps its
+blocks until the WRITE lands (vllm 0.32), even when its own leg is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvdeploy.router import legs
+from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, run_prefill
+
+if TYPE_CHECKING:
+    from kvdeploy.router.background import Background
+    from kvdeploy.router.table import Route
+
+_SETTLE_S = 2.0
+"""How long D may take to refuse what P has refused."""
+
+
+class Answer:
+    """Decode's answer: its first bytes, and how to get the rest."""
+
+    def __init__(
+        self, leg: DecodeLeg, first: bytes, *, ends_at: float, inter_token_s: float
+    ) -> None:
+        self.first = first
+        self.ends_at = ends_at
+        """On the event loop's clock."""
+        self._leg = leg
+        self._inter_token_s = inter_token_s
+
+    @property
+    def content_type(self) -> str:
+        return self._leg.content_type
+
+    async def read_some(self) -> bytes:
+        """More of a stream; empty at its end. Raises ApiError."""
+        try:
+            async with asyncio.timeout(self._inter_token_s):
+                return await self._leg.read_some()
+        except TimeoutError:
+            message = f"{self._leg.to.name} sent nothing more for {self._inter_token_s} s"
+            raise deadline(message, code="inter_token_deadline") from None
+
+    def close(self) -> None:
+        self._leg.close()
+
+    def build_total_error(self, total_s: float) -> ApiError:
+        return _total(total_s, f"{self._leg.to.name} was still generating")
+
+
+class Dispatcher:
+    def __init__(self, wires: Wires, background: Background) -> None:
+        self._wires = wires
+        self._background = background
+        self._deadlines = wires.table.config.deadlines
+
+    async def open(self, job: legs.Job, route: Route) -> Answer:
+        """Decode's first byte, by the configured mode. Raises ApiError."""
+        if self._wires.table.config.mode == "pull":
+            return await self.send_in_turn(job, route)
+        return await self.send_at_once(job, route)
+
+    async def send_at_once(self, job: legs.Job, route: Route) -> Answer:
+        """Push: neither leg waits for the other."""
+        sent = route.prefill.identities[route.prefill_rank]
+        started = _now()
+        decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
+        prefill = self._background.start(
+            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=sent)
+        )
+        prefill.add_done_callback(partial(self._account, decode))
+        decode.start(legs.build_push_params(job, sent))
+        try:
+            await self._wait_first(job, route, started, prefill, decode)
+            return self._build_answer(job, started, decode)
+        except BaseException:
+            self._background.detach(prefill)
+            if not decode.left_to_settle:
+                decode.close()
+            raise
+
+    async def send_in_turn(self, job: legs.Job, route: Route) -> Answer:
+        """Pull, and the warm-up in every mode: decode is told what prefill answered."""
+        started = _now()
+        prefill = self._background.start(
+            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=None)
+        )
+        try:
+            await asyncio.wait({prefill}, timeout=self._prefill_limit(job))
+        finally:
+            self._background.detach(prefill)
+        if not prefill.done():
+            raise self._build_prefill_error(job, route)
+        done = prefill.result()
+        if done.error is not None:
+            raise done.error
+        decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
+        decode.start(legs.build_answered_params(job, done.params))
+        try:
+            await self._wait_decode(job, route, started, decode)
+            return self._build_answer(job, started, decode)
+        except BaseException:
+            decode.close()
+            raise
+
+    async def _wait_first(
+        self,
+        job: legs.Job,
+        route: Route,
+        started: float,
+        prefill: asyncio.Task[Prefilled],
+        decode: DecodeLeg,
+    ) -> None:
+        """Until decode answers, prefill fails or a deadline breaks. Raises ApiError."""
+        await asyncio.wait(
+            {prefill, decode.task},
+            timeout=self._prefill_limit(job),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if decode.task.done():
+            return
+        if not prefill.done():
+            raise self._build_prefill_error(job, route)
+        error = prefill.result().error
+        if error is not None:
+            raise error
+        await self._wait_decode(job, route, started, decode)
+
+    async def _wait_decode(
+        self, job: legs.Job, route: Route, started: float, decode: DecodeLeg
+    ) -> None:
+        """The prompt is done: decode's own time runs from here. Raises ApiError."""
+        left_s = max(0.0, started + job.total_s - _now())
+        first_s = self._deadlines.first_token_s
+        await asyncio.wait({decode.task}, timeout=min(left_s, first_s) if job.stream else left_s)
+        if decode.task.done():
+            return
+        if not decode.settled and (job.stream or job.body.get("max_tokens") == 1):
+            # It owed a token and gave none. A longer answer may simply not have been finished.
+            self._count_lost(decode)
+        if job.stream and first_s <= left_s:
+            message = f"{route.decode.name} sent no token within {first_s} s of the prompt's end"
+            raise deadline(message, code="first_token_deadline")
+        raise _total(job.total_s, f"{route.decode.name} had not answered")
+
+    def _build_answer(self, job: legs.Job, started: float, decode: DecodeLeg) -> Answer:
+        """Raises what decode's leg ended with."""
+        first = decode.task.result()
+        return Answer(
+            decode,
+            first,
+            ends_at=started + job.total_s,
+            inter_token_s=self._deadlines.inter_token_s,
+        )
+
+    def _prefill_limit(self, job: legs.Job) -> float:
+        return min(self._deadlines.prefill_s, job.total_s)
+
+    def _build_prefill_error(self, job: legs.Job, route: Route) -> EngineFailureError:
+        limit_s = self._deadlines.prefill_s
+        name = route.prefill.name
+        if job.total_s < limit_s:
+            return _total(job.total_s, f"{name} was still working on the prompt")
+        message = f"{name} did not finish the prompt within {limit_s} s"
+        return deadline(message, code="prefill_deadline")
+
+    def _account(self, decode: DecodeLeg, prefill: asyncio.Task[Prefilled]) -> None:
+        """P's leg has ended, whoever still waits: count the WRITE that a waiting D will not get."""
+        if prefill.cancelled() or prefill.exception() is not None:
+            self._count_lost(decode)
+            return
+        error = prefill.result().error
+        if error is None or decode.settled:
+            return
+        if isinstance(error, EngineRefusalError):
+            decode.left_to_settle = True
+            self._background.start(self._settle(decode))
+        else:
+            self._count_lost(decode)
+
+    async def _settle(self, decode: DecodeLeg) -> None:
+        await asyncio.wait({decode.task}, timeout=_SETTLE_S)
+        if not decode.settled:
+            self._count_lost(decode)
+        decode.close()
+
+    def _count_lost(self, decode: DecodeLeg) -> None:
+        self._wires.metrics.lost_writes.labels(decode.to.name).inc()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _total(total_s: float, state: str) -> EngineFailureError:
+    return deadline(
+        f"the request did not finish within {total_s} s: {state}", code="total_deadline"
+    )

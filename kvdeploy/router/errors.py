@@ -1,0 +1,148 @@
+"""What a client is told when its request cannot be served: one error type, OpenAI's shape.
+
+Owns the HTTP status, the machine-readable code and the sentence of every refusal. Never knows
+how the answer is written to a socket.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ApiError(Exception):
+    """A refusal with everything that the answer needs."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def content_type(self) -> str:
+        return "application/json"
+
+    def render_body(self) -> bytes:
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": error}).encode()
+
+    def render_event(self) -> bytes:
+        """The end of a stream that broke after its first byte."""
+        return b"data: " + self.render_body() + b"\n\ndata: [DONE]\n\n"
+
+
+class EngineRefusalError(ApiError):
+    """An engine's own 4xx: the client made the mistake, so the engine's words reach it as they are.
+
+    vLLM's own shape (0.32): {"error": {"message", "type", "param", "code"}}.
+    """
+
+    def __init__(self, status: int, message: str, *, content_type: str, body: bytes) -> None:
+        super().__init__(status, "refused_by_engine", message)
+        self._content_type = content_type
+        self._body = body
+
+    @property
+    def content_type(self) -> str:
+        return self._content_type
+
+    def render_body(self) -> bytes:
+        return self._body
+
+
+class EngineFailureError(ApiError):
+    """An engine broke a leg: it is named, and `lost` says that its connection failed."""
+
+    def __init__(self, status: int, code: str, message: str, *, lost: bool = False) -> None:
+        kind = "upstream_timeout" if status == 504 else "upstream_error"
+        super().__init__(status, code, message, kind=kind)
+        self.lost = lost
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "bad_request") -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unauthorised() -> ApiError:
+    return ApiError(
+        401,
+        "invalid_api_key",
+        "This service needs an API key: send `Authorization: Bearer <key>` with a key it knows.",
+        kind="authentication_error",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def model_not_found(model: str, served: str) -> ApiError:
+    return ApiError(
+        404,
+        "model_not_found",
+        f"The model `{model}` does not exist. This service has `{served}`.",
+        kind="NotFoundError",
+        param="model",
+    )
+
+
+def body_too_large(limit: int) -> ApiError:
+    message = f"The request body is larger than the limit of {limit} bytes."
+    return ApiError(413, "body_too_large", message)
+
+
+def no_pair(states: Mapping[str, str]) -> ApiError:
+    listed = ", ".join(f"{name} is {state}" for name, state in states.items())
+    return ApiError(
+        503,
+        "no_pair_ready",
+        f"No prefill and decode pair is ready: {listed or 'no engine is configured'}.",
+        kind="service_unavailable",
+        headers={"Retry-After": "1"},
+    )
+
+
+def pair_not_ready(name: str, state: str, reason: str) -> ApiError:
+    because = f" ({reason})" if reason else ""
+    return ApiError(
+        503,
+        "pair_not_ready",
+        f"The pair {name} is {state}{because}.",
+        kind="service_unavailable",
+        headers={"Retry-After": "1"},
+    )
+
+
+def pair_header_off(header: str) -> ApiError:
+    return bad_request(f"`{header}` is switched off in this service.", code="bad_pair")
+
+
+def unknown_pair(name: str, good: Sequence[str]) -> ApiError:
+    return bad_request(f"There is no pair {name!r}; there are {', '.join(good)}.", code="bad_pair")
+
+
+Deadline = Literal[
+    "prefill_deadline", "first_token_deadline", "inter_token_deadline", "total_deadline"
+]
+
+
+def deadline(message: str, *, code: Deadline) -> EngineFailureError:
+    return EngineFailureError(504, code, message)

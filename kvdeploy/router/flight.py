@@ -1,0 +1,211 @@
+"""One leg on its way: sent, read, counted, and judged by what it answered.
+
+Owns what a leg's answer means and the loads it puts on its engine. Knows nothing of the other
+leg and sets no deadline but the prefill leg's outermost one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvdeploy.router import legs
+from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from kvdeploy.router.client import EngineClient
+    from kvdeploy.router.metrics import Metrics
+    from kvdeploy.router.table import EngineState, Table
+
+BACKGROUND_S = 300.0
+"""How long a prefill leg may go on after its deadline was told to the client."""
+_EXCERPT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """What every leg needs."""
+
+    client: EngineClient
+    table: Table
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """How a prefill leg ended: P's transfer parameters, or what went wrong."""
+
+    params: dict[str, Any]
+    error: ApiError | None = None
+
+
+async def run_prefill(
+    wires: Wires, job: legs.Job, to: EngineState, rank: int | None, *, sent: legs.Coordinates | None
+) -> Prefilled:
+    """Never raises for what P does. `sent` is what D was told of P, if it was told already."""
+    bound_s = wires.table.config.deadlines.prefill_s + BACKGROUND_S
+    started = time.perf_counter()
+    _load(wires, to, job.prompt_tokens, 1)
+    try:
+        async with asyncio.timeout(bound_s):
+            response = await wires.client.post(
+                to, job.endpoint, legs.build_prefill_body(job), legs.build_headers(job, rank)
+            )
+            body = await wires.client.read(to, response)
+        _raise_for_status(to, response.status, response.headers.get("Content-Type", ""), body)
+        return Prefilled(_judge_prefill(wires.table, to, rank, body, sent))
+    except TimeoutError:
+        message = f"{to.name} did not finish the prompt within {bound_s} s"
+        return Prefilled({}, deadline(message, code="prefill_deadline"))
+    except ApiError as e:
+        _note(wires.table, to, e)
+        return Prefilled({}, e)
+    finally:
+        _load(wires, to, -job.prompt_tokens, -1)
+        elapsed = time.perf_counter() - started
+        wires.metrics.leg_seconds.labels(to.name, to.engine.role).observe(elapsed)
+
+
+class DecodeLeg:
+    """D's side of a request, from sending to its last byte."""
+
+    def __init__(self, wires: Wires, job: legs.Job, to: EngineState, rank: int | None) -> None:
+        self.to = to
+        self.status = 0
+        self.content_type = ""
+        self.settled = False
+        """D answered, refused or died: it does not hold blocks that wait for a WRITE."""
+        self.left_to_settle = False
+        """P refused the request; D gets a moment to refuse it as well."""
+        self._wires = wires
+        self._job = job
+        self._rank = rank
+        self._response: aiohttp.ClientResponse | None = None
+        self._task: asyncio.Task[bytes] | None = None
+        self._started = time.perf_counter()
+        self._closed = False
+
+    @property
+    def task(self) -> asyncio.Task[bytes]:
+        if self._task is None:
+            message = "the leg was not started"
+            raise RuntimeError(message)
+        return self._task
+
+    def start(self, params: dict[str, Any]) -> None:
+        _load(self._wires, self.to, 0, 1)
+        self._task = asyncio.create_task(self._open(params))
+        self._task.add_done_callback(_retrieve)
+
+    async def read_some(self) -> bytes:
+        """More of the body; empty at its end. Raises EngineFailureError."""
+        if self._response is None:
+            return b""
+        try:
+            return await self._wires.client.read_some(self.to, self._response)
+        except EngineFailureError as e:
+            _note(self._wires.table, self.to, e)
+            raise
+
+    def close(self) -> None:
+        """End the leg wherever it is; D aborts the request when its connection closes."""
+        if self._closed:
+            return
+        self._closed = True
+        self.task.cancel()
+        if self._response is not None:
+            self._response.close()
+        _load(self._wires, self.to, 0, -1)
+        elapsed = time.perf_counter() - self._started
+        self._wires.metrics.leg_seconds.labels(self.to.name, self.to.engine.role).observe(elapsed)
+
+    async def _open(self, params: dict[str, Any]) -> bytes:
+        """The whole body, or a stream's first bytes. Raises ApiError."""
+        job, client = self._job, self._wires.client
+        try:
+            response = self._response = await client.post(
+                self.to,
+                job.endpoint,
+                legs.build_decode_body(job, params),
+                legs.build_headers(job, self._rank),
+            )
+            self.status = response.status
+            self.content_type = response.headers.get("Content-Type", "application/json")
+            # vLLM sends a stream's headers before it has a token: they settle nothing.
+            if job.stream and response.status == 200:
+                body = await client.read_some(self.to, response)
+            else:
+                body = await client.read(self.to, response)
+        except EngineFailureError as e:
+            self.settled = True
+            _note(self._wires.table, self.to, e)
+            raise
+        self.settled = True
+        _raise_for_status(self.to, response.status, self.content_type, body)
+        if not body:
+            message = f"{self.to.name} ended its answer before the first byte"
+            raise EngineFailureError(502, "decode_failed", message)
+        return body
+
+
+def _judge_prefill(
+    table: Table,
+    to: EngineState,
+    rank: int | None,
+    body: bytes,
+    sent: legs.Coordinates | None,
+) -> dict[str, Any]:
+    """P's transfer parameters. Raises ApiError when there will be no WRITE to where D waits."""
+    params = legs.parse_answered_params(body)
+    found = legs.parse_coordinates(params) if params else None
+    if params is None or found is None:
+        message = f"{to.name} answered without transfer parameters: it has no KV to send"
+        raise EngineFailureError(502, "prefill_failed", message)
+    mode, wanted = params.get("transfer_mode"), table.config.mode
+    if mode is not None and mode != wanted:
+        message = f"{to.name} runs the {mode} connector; the router is set to {wanted}"
+        raise EngineFailureError(502, "prefill_wrong_mode", message)
+    table.identify(to, rank, found)
+    if sent is not None and sent.engine_id != found.engine_id:
+        message = f"{to.name} was restarted: it is {found.engine_id} now, was {sent.engine_id}"
+        raise EngineFailureError(502, "prefill_restarted", message)
+    return params
+
+
+def _raise_for_status(to: EngineState, status: int, content_type: str, body: bytes) -> None:
+    if status == 200:
+        return
+    message = f"{to.name} answered {status}: {_excerpt(body)}"
+    if 400 <= status < 500:
+        kind = content_type or "application/json"
+        raise EngineRefusalError(status, message, content_type=kind, body=body)
+    raise EngineFailureError(502, f"{to.engine.role}_failed", message)
+
+
+def _excerpt(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])[:_EXCERPT]
+    except (ValueError, KeyError, TypeError):
+        return body[:_EXCERPT].decode("utf-8", "replace") or "no body"
+
+
+def _note(table: Table, to: EngineState, error: ApiError) -> None:
+    if isinstance(error, EngineFailureError) and error.lost:
+        table.eject(to, error.message)
+
+
+def _load(wires: Wires, to: EngineState, tokens: int, requests: int) -> None:
+    to.prompt_tokens += tokens
+    to.requests += requests
+    wires.metrics.in_flight.labels(to.name).set(to.requests)
+
+
+def _retrieve(task: asyncio.Task[bytes]) -> None:
+    """Keep asyncio from reporting an error that the other leg's error has overtaken."""
+    if not task.cancelled():
+        task.exception()

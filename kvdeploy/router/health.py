@@ -1,0 +1,80 @@
+"""Look at every engine, and take it in or out of use.
+
+Owns the looks and what they count for. One engine's look never waits for another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvdeploy.router.client import EngineClient, Look
+    from kvdeploy.router.table import EngineState, Table
+    from kvdeploy.router.warmup import Warmer
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 5.0
+PATIENCE: dict[Look, int] = {"refused": 1, "sick": 2, "slow": 3}
+"""Bad looks of one kind in a row that take an engine out: a busy engine is slow, not dead."""
+
+
+class Strikes:
+    """Bad looks in a row. Pure."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Look, int] = {}
+
+    def count(self, look: Look) -> bool:
+        """True when this look takes the engine out of use."""
+        if look == "ok":
+            self._counts.clear()
+            return False
+        self._counts[look] = self._counts.get(look, 0) + 1
+        return self._counts[look] >= PATIENCE[look]
+
+
+class Supervisor:
+    """The tasks that keep one table true: a look at each engine, a warmer for each decode."""
+
+    def __init__(self, client: EngineClient, table: Table, warmer: Warmer) -> None:
+        self._client = client
+        self._table = table
+        self._warmer = warmer
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for engine in self._table.engines.values():
+            self._tasks.append(asyncio.create_task(_keep(self._watch, engine)))
+            if engine.engine.role == "decode":
+                self._tasks.append(asyncio.create_task(_keep(self._warmer.keep_warm, engine)))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _watch(self, engine: EngineState) -> None:
+        strikes = Strikes()
+        while True:
+            look, why = await self._client.probe(engine, PROBE_TIMEOUT_S)
+            if strikes.count(look):
+                self._table.eject(engine, why)
+            elif look == "ok":
+                self._table.admit(engine)
+            await asyncio.sleep(self._table.config.health_interval_s)
+
+
+async def _keep(work: Callable[[EngineState], Awaitable[Any]], engine: EngineState) -> None:
+    """A bug in one look must not end all looks."""
+    while True:
+        try:
+            await work(engine)
+        except Exception:
+            log.exception("supervision of engine=%s failed; it goes on", engine.name)
+            await asyncio.sleep(1)

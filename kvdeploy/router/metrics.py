@@ -1,0 +1,75 @@
+"""The router's own Prometheus metrics, in a registry of their own.
+
+Owns names, labels and buckets. Never labels by anything a client chooses.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        at = self.registry
+        self.requests = Counter(
+            "kvdeploy_router_requests_total",
+            "Requests answered; 499 is a client that left",
+            ("endpoint", "status"),
+            registry=at,
+        )
+        self.errors = Counter(
+            "kvdeploy_router_errors_total",
+            "Errors told to clients by code, those inside a stream included",
+            ("code",),
+            registry=at,
+        )
+        self.request_seconds = Histogram(
+            "kvdeploy_router_request_seconds",
+            "From the request's headers to its last byte",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=at,
+        )
+        self.ttft_seconds = Histogram(
+            "kvdeploy_router_ttft_seconds",
+            "From the request's headers to decode's first byte; streams only",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=at,
+        )
+        self.leg_seconds = Histogram(
+            "kvdeploy_router_leg_seconds",
+            "One leg, sent to ended",
+            ("engine", "role"),
+            buckets=_SECONDS,
+            registry=at,
+        )
+        self.in_flight = Gauge(
+            "kvdeploy_router_in_flight", "Legs that an engine holds", ("engine",), registry=at
+        )
+        self.lost_writes = Counter(
+            "kvdeploy_router_lost_writes_total",
+            "Requests whose KV never reached decode: its blocks may be lost until it restarts",
+            ("decode",),
+            registry=at,
+        )
+        self.ejections = Counter(
+            "kvdeploy_router_ejections_total", "Engines taken out of use", ("engine",), registry=at
+        )
+        self.pair_ready = Gauge(
+            "kvdeploy_router_pair_ready",
+            "1 when a pair is warm and both engines are healthy",
+            ("prefill", "decode"),
+            registry=at,
+        )
+        self.background_legs = Gauge(
+            "kvdeploy_router_background_legs",
+            "Prefill legs whose client has been answered or has left",
+            registry=at,
+        )
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

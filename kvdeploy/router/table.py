@@ -1,0 +1,201 @@
+"""The engines and pairs as the router knows them now: health, identity, warmth and load.
+
+Owns every mutable fact about engines, in one object that can be replaced whole. Never does I/O:
+health and dispatch tell it what they saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kvdeploy.router.policy import PairLoad, order_pairs
+
+if TYPE_CHECKING:
+    from kvdeploy.model.routing import Engine, RouterConfig
+    from kvdeploy.router.legs import Coordinates
+    from kvdeploy.router.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+PairState = Literal["ready", "warming", "down"]
+
+
+@dataclass(eq=False)
+class EngineState:
+    """One engine. `epoch` counts its lives: what was learned in an earlier one is void."""
+
+    engine: Engine
+    up: bool = False
+    reason: str = "not probed yet"
+    epoch: int = 0
+    prompt_tokens: int = 0
+    requests: int = 0
+    identities: dict[int | None, Coordinates] = field(default_factory=dict)
+    """By data parallel rank; None is the only rank of an engine without data parallelism."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _turn: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def ranks(self) -> tuple[int | None, ...]:
+        return tuple(range(self.engine.dp_size)) if self.engine.dp_size > 1 else (None,)
+
+    def next_rank(self) -> int | None:
+        self._turn += 1
+        return self.ranks[(self._turn - 1) % len(self.ranks)]
+
+
+@dataclass(eq=False)
+class Pair:
+    """One prefill and decode engine that may serve a request together."""
+
+    prefill: EngineState
+    decode: EngineState
+    warmed: tuple[int, int] | None = None
+    """The epochs of both engines when a request last went through them."""
+    failures: int = 0
+    retry_at: float = 0.0
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefill.name}/{self.decode.name}"
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        return self.prefill.epoch, self.decode.epoch
+
+    @property
+    def up(self) -> bool:
+        return self.prefill.up and self.decode.up
+
+    @property
+    def state(self) -> PairState:
+        if not self.up:
+            return "down"
+        if self.warmed == self.epochs:
+            return "ready"
+        return "down" if self.failures else "warming"
+
+    def explain(self) -> str:
+        """Why the pair is not ready, or nothing."""
+        for engine in (self.prefill, self.decode):
+            if not engine.up:
+                return f"{engine.name}: {engine.reason}"
+        return self.reason if self.state == "down" else ""
+
+    @property
+    def load(self) -> PairLoad:
+        return PairLoad(self.name, self.prefill.prompt_tokens, self.decode.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A pair with one data parallel rank chosen on each side."""
+
+    prefill: EngineState
+    decode: EngineState
+    prefill_rank: int | None
+    decode_rank: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefill.name}/{self.decode.name}"
+
+
+class Table:
+    """All engines of one configuration."""
+
+    def __init__(self, config: RouterConfig, metrics: Metrics) -> None:
+        self.config = config
+        self._metrics = metrics
+        self._turn = 0
+        self.engines = {engine.name: EngineState(engine) for engine in config.engines}
+        ordered = order_pairs(
+            [e.name for e in config.by_role("prefill")],
+            [e.name for e in config.by_role("decode")],
+        )
+        pairs = [Pair(self.engines[prefill], self.engines[decode]) for prefill, decode in ordered]
+        self.pairs = {pair.name: pair for pair in pairs}
+        self.refresh()
+
+    def by_decode(self, decode: EngineState) -> list[Pair]:
+        return [pair for pair in self.pairs.values() if pair.decode is decode]
+
+    def loads(self) -> list[PairLoad]:
+        return [pair.load for pair in self.pairs.values() if pair.state == "ready"]
+
+    def states(self) -> dict[str, str]:
+        return {name: self.pairs[name].state for name in sorted(self.pairs)}
+
+    def next_turn(self) -> int:
+        self._turn += 1
+        return self._turn - 1
+
+    def build_route(self, pair: Pair) -> Route:
+        return Route(pair.prefill, pair.decode, pair.prefill.next_rank(), pair.decode.next_rank())
+
+    def admit(self, engine: EngineState) -> None:
+        """Healthy again; its pairs are used once they are warm."""
+        if engine.up:
+            return
+        engine.up = True
+        log.info("admitted engine=%s after: %s", engine.name, engine.reason)
+        engine.reason = ""
+        for pair in self.pairs.values():
+            if engine in {pair.prefill, pair.decode}:
+                pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
+                pair.decode.wake.set()
+        self.refresh()
+
+    def eject(self, engine: EngineState, reason: str) -> None:
+        """Out of use until it is healthy again and its pairs are warm again."""
+        engine.reason = reason
+        if engine.up:
+            engine.up = False
+            engine.epoch += 1
+            engine.identities.clear()
+            self._metrics.ejections.labels(engine.name).inc()
+            log.warning("ejected engine=%s: %s", engine.name, reason)
+        self.refresh()
+
+    def identify(self, prefill: EngineState, rank: int | None, found: Coordinates) -> bool:
+        """Adopt what P says it is; True when that ends an earlier identity of the same rank."""
+        known = prefill.identities.get(rank)
+        if known == found:
+            return False
+        log.info(
+            "identified engine=%s rank=%s as %s at %s:%s",
+            prefill.name,
+            rank,
+            found.engine_id,
+            found.host,
+            found.port,
+        )
+        if known is None:
+            prefill.identities[rank] = found
+            return False
+        # Whatever the other ranks were called belongs to the same earlier life.
+        prefill.identities = {rank: found}
+        self.renew(prefill, f"now has the engine id {found.engine_id}, was {known.engine_id}")
+        return True
+
+    def renew(self, engine: EngineState, reason: str) -> None:
+        """The engine started anew unseen: its pairs must be warmed again before use."""
+        engine.epoch += 1
+        log.warning("restarted engine=%s: %s", engine.name, reason)
+        for pair in self.pairs.values():
+            if engine in {pair.prefill, pair.decode}:
+                pair.decode.wake.set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        for pair in self.pairs.values():
+            gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
+            gauge.set(pair.state == "ready")

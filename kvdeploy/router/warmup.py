@@ -1,0 +1,105 @@
+"""Take every pair through one real request before a client's request may use it.
+
+Owns the warm-up request, the order (one pair after another for each decode: an engine has one
+handshake thread) and the pause after a failure. Judges by the answer, not by its status alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from kvdeploy.router.errors import ApiError, EngineFailureError
+from kvdeploy.router.legs import Job
+from kvdeploy.router.table import EngineState, Pair, Route, Table
+
+if TYPE_CHECKING:
+    from kvdeploy.model.routing import RouterConfig
+    from kvdeploy.router.dispatch import Dispatcher
+
+log = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 30.0
+LIMIT_S = 60.0
+"""For one warm-up request: a handshake between busy engines was seen to take 34 s."""
+_VARIED = 4
+"""Leading tokens that differ each time, so that no prefix cache answers in the pair's place."""
+
+
+def build_warmup(config: RouterConfig) -> Job:
+    count = max(1, config.warmup_tokens)
+    varied = [random.randint(10, 249) for _ in range(min(_VARIED, count))]  # noqa: S311
+    body: dict[str, Any] = {
+        "model": config.served_model,
+        "prompt": varied + [7] * (count - len(varied)),
+        "max_tokens": 1,
+    }
+    deadlines = config.deadlines
+    return Job(
+        endpoint="/v1/completions",
+        raw=json.dumps(body).encode(),
+        body=body,
+        request_id=f"warmup.{uuid.uuid4().hex}",
+        prompt_tokens=count,
+        total_s=min(LIMIT_S, deadlines.prefill_s + deadlines.first_token_s),
+    )
+
+
+class Warmer:
+    def __init__(self, table: Table, dispatcher: Dispatcher) -> None:
+        self._table = table
+        self._dispatcher = dispatcher
+
+    async def keep_warm(self, decode: EngineState) -> None:
+        """For ever: warm what is up and cold, then sleep until something changes."""
+        interval_s = self._table.config.health_interval_s
+        while True:
+            decode.wake.clear()
+            for pair in self._table.by_decode(decode):
+                if pair.up and pair.state != "ready" and pair.retry_at <= _now():
+                    await self.warm(pair)
+            try:
+                async with asyncio.timeout(interval_s):
+                    await decode.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def warm(self, pair: Pair) -> None:
+        epochs = pair.epochs
+        try:
+            for prefill_rank in pair.prefill.ranks:
+                for decode_rank in pair.decode.ranks:
+                    await self._send(Route(pair.prefill, pair.decode, prefill_rank, decode_rank))
+        except ApiError as e:
+            pair.failures += 1
+            pause_s = min(MAX_PAUSE_S, self._table.config.health_interval_s * 2**pair.failures)
+            pair.retry_at = _now() + pause_s
+            pair.reason = f"warm-up failed: {e.message}"
+            log.warning("cold pair=%s %s; again in %s s", pair.name, pair.reason, pause_s)
+        else:
+            pair.warmed, pair.failures, pair.reason = epochs, 0, ""
+            log.info("warmed pair=%s state=%s", pair.name, pair.state)
+        self._table.refresh()
+
+    async def _send(self, route: Route) -> None:
+        answer = await self._dispatcher.send_in_turn(build_warmup(self._table.config), route)
+        answer.close()
+        finish = _parse_finish(answer.first)
+        if finish not in {"length", "stop"}:
+            message = f"{route.decode.name} ended the warm-up with {finish!r}"
+            raise EngineFailureError(502, "warmup_failed", message)
+
+
+def _parse_finish(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["choices"][0]["finish_reason"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

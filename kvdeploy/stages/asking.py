@@ -1,0 +1,192 @@
+"""Ask a running fleet questions: the router for what is to be judged, prefill for references.
+
+Gathers evidence; judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvdeploy.adapters import http
+from kvdeploy.adapters.metrics import fetch_counters
+from kvdeploy.errors import FleetError, SmokeError
+from kvdeploy.planning.verdicts import TokenRun
+from kvdeploy.polling import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvdeploy.model.counters import EngineCounters
+    from kvdeploy.model.outputs import FleetOutputs
+    from kvdeploy.model.routing import Engine
+    from kvdeploy.planning.questions import Question
+
+ASK_TIMEOUT_S: Final = 120.0
+QUIET_S: Final = 15.0
+SETTLE_S: Final = 15.0
+"""Prefill counts a WRITE at its next step, which may be after the client has its answer."""
+
+
+class Asker:
+    def __init__(self, fleet: FleetOutputs) -> None:
+        self.fleet = fleet
+        self.config = fleet.router_config
+        self.prefills = self.config.by_role("prefill")
+        self.decodes = self.config.by_role("decode")
+        self._key = self._first_key()
+
+    @property
+    def pairs(self) -> tuple[tuple[Engine, Engine], ...]:
+        return tuple((p, d) for p in self.prefills for d in self.decodes)
+
+    def tokens_of(self, question: Question) -> tuple[int, ...]:
+        """The question's prompt as the engine's tokenizer has it.
+
+        Raises:
+            FleetError: prefill does not tell.
+        """
+        answer = http.post(
+            f"{self.prefills[0].url}/tokenize",
+            question.tokenize_body(self.config.served_model),
+            timeout_s=30,
+        )
+        if answer.status != 200:
+            msg = f"{self.prefills[0].name} does not tokenize: {answer.message}"
+            raise FleetError(msg, hint="'kvdeploy status' shows how it is.")
+        return tuple(answer.body["tokens"])
+
+    def reference(self, question: Question) -> TokenRun:
+        """The answer of an engine that computes everything itself.
+
+        A prefill engine that is asked like any vLLM server is one: KV is never pushed into it.
+        """
+        answer = http.post(
+            f"{self.prefills[0].url}{question.endpoint}",
+            question.reference_body(self.config.served_model),
+            timeout_s=ASK_TIMEOUT_S,
+        )
+        if answer.status != 200:
+            msg = f"{self.prefills[0].name} gives no reference: {answer.message}"
+            raise SmokeError(msg, hint="'kvdeploy logs prefill-0' shows why.")
+        return read_run(answer)
+
+    def ask(
+        self, question: Question, pair: str | None = None, timeout_s: float | None = None
+    ) -> http.Answer:
+        """Send it through the router, over `pair` if named, with a deadline if given."""
+        headers = dict(self._key)
+        if pair is not None:
+            headers["X-Kvdeploy-Pair"] = pair
+        if timeout_s is not None:
+            headers["X-Kvdeploy-Timeout-S"] = str(timeout_s)
+        return http.post(
+            f"{self.fleet.url}{question.endpoint}",
+            question.body(self.config.served_model),
+            timeout_s=ASK_TIMEOUT_S,
+            headers=headers,
+        )
+
+    def ask_at_once(self, questions: Sequence[Question]) -> list[http.Answer]:
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(self.ask, questions))
+
+    def counters(self) -> dict[str, EngineCounters]:
+        """Of every engine, by name."""
+        return {e.name: fetch_counters(e.url, timeout_s=10) for e in self.config.engines}
+
+    def settled(
+        self, enough: Callable[[dict[str, EngineCounters]], bool]
+    ) -> dict[str, EngineCounters]:
+        """Counters once `enough` says so; the last ones seen when it never does."""
+        seen: dict[str, EngineCounters] = {}
+
+        def look() -> bool | None:
+            nonlocal seen
+            seen = self.counters()
+            return True if enough(seen) else None
+
+        wait_for(look, timeout_s=SETTLE_S, interval_s=0.25)
+        return seen
+
+    def wait_quiet(self) -> None:
+        """Wait until nobody else is being served: counters must be of our own making.
+
+        Raises:
+            SmokeError: the fleet stays busy.
+        """
+
+        def quiet() -> bool | None:
+            busy = any(c.running or c.waiting for c in self.counters().values())
+            return None if busy else True
+
+        if wait_for(quiet, timeout_s=QUIET_S, interval_s=0.5) is None:
+            msg = f"the fleet is serving other requests for over {QUIET_S:.0f} s"
+            raise SmokeError(
+                msg, hint="Smoke counts bytes: run it when nobody else uses the fleet."
+            )
+
+    def is_ready(self) -> bool:
+        return http.get(f"{self.fleet.url}/ready?complete=1", timeout_s=5).status == 200
+
+    def _first_key(self) -> dict[str, str]:
+        if not self.config.api_key_file:
+            return {}
+        text = Path(os.path.expanduser(self.config.api_key_file)).read_text("utf-8")  # noqa: PTH111
+        keys = [s for line in text.splitlines() if (s := line.strip()) and not s.startswith("#")]
+        return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+
+
+def read_run(answer: http.Answer) -> TokenRun:
+    """Tokens, text and odds of an answer, whole or streamed. What is no answer is an error run."""
+    if answer.events:
+        choices = [e["choices"][0] for e in answer.events if e.get("choices")]
+    elif isinstance(answer.body, dict) and answer.body.get("choices"):
+        choices = [answer.body["choices"][0]]
+    else:
+        choices = []
+    if answer.status != 200 or not choices or (answer.events and answer.body is not None):
+        return TokenRun(token_ids=(), text=answer.message, finish_reason="error")
+    gaps, runners_up = ((), ()) if answer.events else _odds(choices[0])
+    return TokenRun(
+        token_ids=tuple(t for c in choices for t in c.get("token_ids") or ()),
+        top2_gap=gaps,
+        runner_up_ids=runners_up,
+        finish_reason=next(
+            (str(c["finish_reason"]) for c in reversed(choices) if c.get("finish_reason")), ""
+        ),
+        text="".join(_text(c) for c in choices),
+    )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    part = choice.get("delta") or choice.get("message")
+    return str((part.get("content") if part else choice.get("text")) or "")
+
+
+def _odds(choice: dict[str, Any]) -> tuple[tuple[float | None, ...], tuple[int | None, ...]]:
+    """For each token: by how much it beat the second, and which that was."""
+    logprobs = choice.get("logprobs") or {}
+    if "content" in logprobs:  # chat
+        steps = [
+            {t["token"]: t["logprob"] for t in step.get("top_logprobs") or ()}
+            for step in logprobs["content"] or ()
+        ]
+    else:
+        steps = [dict(step or {}) for step in logprobs.get("top_logprobs") or ()]
+    gaps: list[float | None] = []
+    runners_up: list[int | None] = []
+    for step in steps:
+        ranked = sorted(step.items(), key=lambda item: -item[1])[:2]
+        enough = len(ranked) == 2
+        gaps.append(ranked[0][1] - ranked[1][1] if enough else None)
+        runners_up.append(_id(ranked[1][0]) if enough else None)
+    return tuple(gaps), tuple(runners_up)
+
+
+def _id(token: str) -> int | None:
+    """'token_id:17' -> 17."""
+    tail = token.rpartition(":")[2]
+    return int(tail) if tail.isdigit() else None

@@ -1,0 +1,36 @@
+"""What a stage is. A stage owns one step of `up` and can be run again safely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Results = dict[str, "Mapping[str, Any]"]
+"""What earlier stages returned, by stage name."""
+
+
+class Step(Protocol):
+    """The line of progress that one stage writes on."""
+
+    def update(self, detail: str) -> None:
+        """Say what is happening or being waited for, right now."""
+
+
+class Stage(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """What the user sees it called."""
+
+    def inputs(self, results: Results) -> Mapping[str, Any]:
+        """Everything this stage's outcome depends on, as plain data."""
+
+    def holds(self, result: Mapping[str, Any]) -> bool:
+        """Whether the world is still as `apply` left it. Cheap, and changes nothing."""
+
+    def apply(self, results: Results, step: Step) -> Mapping[str, Any]:
+        """Do the work and return what later stages need. Safe to repeat."""

@@ -1,0 +1,123 @@
+"""What `kvdeploy doctor` looks at: tools, versions, ports, memory; found and needed."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from kvdeploy.adapters.local import machine, runtime
+from kvdeploy.adapters.local.processes import Processes
+from kvdeploy.adapters.store import Store
+from kvdeploy.errors import ToolError
+from kvdeploy.model.catalog import RUNTIME_DISK_GIB
+from kvdeploy.planning.checks import memory_needed_gib
+from kvdeploy.proc import Command
+from kvdeploy.stages.preflight import device_of, look
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    what: str
+    found: str
+    needed: str
+    verdict: str
+    """ok, not needed, missing, too little, taken."""
+    hint: str = ""
+
+
+def examine(spec: ClusterSpec, runner: Runner, root: Path) -> list[Symptom]:
+    """Everything worth a line, for the target that `spec` names."""
+    return [*_machine(spec, runner, root), *_runtime(spec, runner), *_tools(spec, runner)]
+
+
+def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]:
+    facts = look(spec, Processes(Store(root, spec.name).processes), runner, root)
+    local = spec.target == "local"
+    yield Symptom(
+        what="system",
+        found=f"{platform.system()} {platform.machine()}",
+        needed="Linux" if local else "any",
+        verdict="ok" if facts.platform == "linux" or not local else "missing",
+        hint="The engines run on Linux only.",
+    )
+    yield Symptom(what="python", found=platform.python_version(), needed=">= 3.11", verdict="ok")
+    if not local:
+        return
+    yield Symptom(what="cores", found=str(facts.cores), needed="1 an engine", verdict="ok")
+    device = device_of(spec, runner)
+    need = memory_needed_gib(spec, device=device)
+    yield Symptom(
+        what="memory",
+        found=f"{facts.memory_available_gib:.1f} GiB free",
+        needed=f"{need:.1f} GiB" if device == "cpu" else "on the GPUs",
+        verdict="ok" if facts.memory_available_gib >= need else "too little",
+        hint="Ask for fewer engines or a smaller fleet.*.kv_cache_gib.",
+    )
+    yield Symptom(
+        what="GPUs",
+        found=str(facts.gpus),
+        needed="none" if device == "cpu" else "1 or more",
+        verdict="ok" if device == "cpu" or facts.gpus else "missing",
+        hint="nvidia-smi must list them.",
+    )
+    port, taken = spec.router.port, facts.taken_ports
+    yield Symptom(
+        what=f"port {port}",
+        found=taken.get(port, "free"),
+        needed="free, for the router",
+        verdict="taken" if port in taken else "ok",
+        hint="Choose another with router.port.",
+    )
+
+
+def _runtime(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
+    if spec.target != "local":
+        return
+    if (named := spec.runtime.python) is not None:
+        found = runtime.quick_versions(named, spec.runtime.env, runner)
+        text = ", ".join(f"{k} {v}" for k, v in found.items())
+        yield Symptom(what=f"runtime {named}", found=text, needed="vllm, nixl", verdict="ok")
+        return
+    device = device_of(spec, runner)
+    python = runtime.built_python(device)
+    built = runtime.is_whole(python)
+    disk, need = machine.disk_free_gib(python), RUNTIME_DISK_GIB[device]
+    yield Symptom(
+        what=f"{device} runtime",
+        found=f"built, {python}" if built else f"not built; {disk:.0f} GiB of disk free",
+        needed="built by 'kvdeploy up'" if built else f"{need:.0f} GiB of disk",
+        verdict="ok" if built or disk >= need else "too little",
+        hint="Free disk, or put the cache elsewhere with KVDEPLOY_CACHE.",
+    )
+
+
+def _tools(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
+    aws = spec.target == "aws"
+    try:
+        words = runner.run(Command(argv=("terraform", "version"), timeout_s=30)).stdout.split()
+        found = words[1] if len(words) > 1 else "?"
+    except ToolError:
+        found = "none"
+    yield Symptom(
+        what="terraform",
+        found=found,
+        needed="for target aws" if not aws else "any 1.x",
+        verdict="ok" if found != "none" else "missing" if aws else "not needed",
+        hint="Install Terraform.",
+    )
+    for name in ("ansible-core", "ansible-runner", "boto3"):
+        yield Symptom(
+            what=name,
+            found=metadata.version(name),
+            needed="for target aws" if not aws else "any",
+            verdict="ok",
+        )

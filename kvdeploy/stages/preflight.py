@@ -1,0 +1,87 @@
+"""Everything that can be known to be wrong before anything is started. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from kvdeploy.adapters.local import machine, runtime
+from kvdeploy.model.facts import MachineFacts
+from kvdeploy.planning.checks import check_machine, check_spec
+from kvdeploy.stages.model import BUILTIN, local_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvdeploy.adapters.local.processes import Processes
+    from kvdeploy.model.outputs import Device
+    from kvdeploy.model.reports import Finding
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
+
+
+def device_of(spec: ClusterSpec, runner: Runner) -> Device:
+    """What the engines will run on."""
+    if spec.runtime.device != "auto":
+        return spec.runtime.device
+    return "cuda" if machine.gpus(runner) else "cpu"
+
+
+def find_problems(
+    spec: ClusterSpec,
+    processes: Processes,
+    runner: Runner,
+    root: Path,
+    *,
+    allow: frozenset[str] = frozenset(),
+) -> list[Finding]:
+    """Every finding about the cluster file and, for `target: local`, about this machine."""
+    found = check_spec(spec, allow=allow)
+    if spec.target == "local":
+        facts = look(spec, processes, runner, root)
+        found += check_machine(spec, facts, device=device_of(spec, runner), allow=allow)
+    return sorted(found, key=lambda f: (-f.severity, f.path))
+
+
+def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) -> MachineFacts:
+    """Facts about this machine; what our own running fleet holds counts as free."""
+    ours = {name: processes.observe(name) for name in processes.names()}
+    held_gib = sum(machine.resident_gib(seen.pids) for seen in ours.values())
+    gpus = machine.gpus(runner)
+    return MachineFacts(
+        platform=sys.platform,
+        cores=len(machine.cores()),
+        memory_available_gib=machine.memory_available_gib() + held_gib,
+        disk_free_gib=machine.disk_free_gib(runtime.cache_dir()),
+        gpus=len(gpus),
+        gpu_memory_gib=min(gpus, default=0.0),
+        taken_ports=_taken(spec, {pid for seen in ours.values() for pid in seen.pids}),
+        model_path_exists=_model_exists(spec, root),
+        runtime_python_exists=_python_exists(spec),
+        runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, runner))),
+    )
+
+
+def _taken(spec: ClusterSpec, ours: set[int]) -> dict[int, str]:
+    port = spec.router.port
+    if machine.port_is_free(port, spec.router.host):
+        return {}
+    holder = machine.port_holder(port)
+    return {} if holder in ours else {port: machine.describe(holder)}
+
+
+def _model_exists(spec: ClusterSpec, root: Path) -> bool | None:
+    if spec.model.id.startswith(BUILTIN):
+        return None
+    path = local_path(spec.model.id, root)
+    return None if path is None else (path / "config.json").exists()
+
+
+def _python_exists(spec: ClusterSpec) -> bool | None:
+    named = spec.runtime.python
+    if named is None:
+        return None
+    path = os.path.expanduser(named)  # noqa: PTH111
+    return shutil.which(path) is not None

@@ -1,0 +1,309 @@
+"""Climb the smoke ladder of a running fleet and bring the evidence to its judges.
+
+Every rung names its evidence. The control at the end must fail while prefill is frozen: if it
+does not, no green above it means anything.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kvdeploy.model.reports import PUSHED, RungReport, SmokeReport, Verdict
+from kvdeploy.planning import questions, sizing, verdicts
+from kvdeploy.polling import wait_for
+from kvdeploy.stages.asking import Asker, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvdeploy.adapters import http
+    from kvdeploy.adapters.local.processes import Processes
+    from kvdeploy.model.counters import EngineCounters
+    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
+    from kvdeploy.model.routing import Engine
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.planning.questions import Question
+    from kvdeploy.planning.verdicts import TokenRun
+    from kvdeploy.stages.base import Step
+
+AT_ONCE: Final = 8
+LONG_BLOCKS: Final = 4.5
+"""The long prompt has more than 4 KV blocks, and its last one is not full."""
+CONTROL_DEADLINE_S: Final = 4.0
+CONTROL_TOLERANCE_S: Final = 2.0
+RECOVERY_S: Final = 60.0
+
+
+class Smoke:
+    """One climb. `spec` is the cluster file that the fleet was brought up with."""
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        model: ModelOutputs,
+        fleet: FleetOutputs,
+        processes: Processes | None,
+        step: Step,
+    ) -> None:
+        self.spec, self.processes, self.step = spec, processes, step
+        self.asker = Asker(fleet)
+        self.block = spec.connector.block_size
+        self.geometry = sizing.parse_geometry(model.config, dtype=spec.model.dtype)
+        self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
+        self.rungs: list[RungReport] = []
+        self.started = time.monotonic()
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def climb(self) -> SmokeReport:
+        """Every rung that this target can show."""
+        self.step.update("waiting for a quiet fleet")
+        self.asker.wait_quiet()
+        words_long = self._words_long()
+        before = self.asker.counters()
+        for prefill, decode in self.asker.pairs:
+            nonce = f"{self.nonce}{len(self.rungs)}"
+            asked = questions.pair_questions(nonce, words_long=words_long)
+            self._pair(prefill, decode, asked)
+        self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
+        self._controls(before)
+        return self._report()
+
+    def prove(self) -> SmokeReport:
+        """One push over every pair: what `up` ends with."""
+        words_long = self._words_long()
+        for i, (prefill, decode) in enumerate(self.asker.pairs):
+            asked = (questions.proof_question(f"{self.nonce}{i}", words_long=words_long),)
+            self._pair(prefill, decode, asked)
+        return self._report()
+
+    def _report(self) -> SmokeReport:
+        return SmokeReport(
+            cluster=self.spec.name,
+            target=self.spec.target,
+            started_at=self.started_at,
+            seconds=round(time.monotonic() - self.started, 2),
+            pairs=tuple(_name(p, d) for p, d in self.asker.pairs),
+            rungs=tuple(self.rungs),
+        )
+
+    # --- one pair --------------------------------------------------------------------------
+
+    def _pair(self, prefill: Engine, decode: Engine, asked: Sequence[Question]) -> None:
+        pair = _name(prefill, decode)
+        before, expected = self.asker.counters(), 0
+        for question in self._fitting(pair, asked):
+            self.step.update(f"{pair}: {question.rung}")
+            with self._timed():
+                reference = self.asker.reference(question)
+                answer = self.asker.ask(question, pair)
+                self._tokens(question.rung, pair, reference, answer)
+            expected += self._expected_bytes(question)
+        self.step.update(f"{pair}: counters")
+        with self._timed():
+            writer = self._writer(prefill, decode)
+            after = self.asker.settled(
+                lambda seen: (seen[writer] - before[writer]).pushed_bytes >= expected
+            )
+            delta = {name: after[name] - before[name] for name in after}
+            self._moved(pair, delta[writer], expected)
+            self.rungs += [
+                verdicts.judge_failures(pair, delta[prefill.name] + delta[decode.name]),
+                verdicts.judge_local_compute(
+                    pair, local_tokens=delta[decode.name].local_tokens, allowed=0
+                ),
+            ]
+
+    def _tokens(self, rung: str, subject: str, reference: TokenRun, answer: http.Answer) -> None:
+        if answer.status != 200:
+            message = f"the router answered {answer.status or 'nothing'}: {answer.message}"
+            self.rungs.append(_rung(rung, subject, Verdict.FAILED, message))
+        elif self.spec.model.load_format == "dummy":
+            message = "dummy weights: every token is as likely as any, so equal ones prove nothing"
+            self.rungs.append(_rung(rung, subject, Verdict.NOT_APPLICABLE, message))
+        elif answer.events and not answer.done:
+            self.rungs.append(
+                _rung(rung, subject, Verdict.FAILED, "the stream ended without [DONE]")
+            )
+        else:
+            got = read_run(answer)
+            self.rungs.append(verdicts.judge_tokens(rung, subject, reference=reference, got=got))
+
+    def _moved(self, subject: str, writer: EngineCounters, expected: int) -> None:
+        """That bytes moved at all, and that they are as many as the geometry says."""
+        if writer.pushed_bytes > 0:
+            message = f"{writer.pushed_bytes:,} bytes moved"
+            self.rungs.append(_rung(PUSHED, subject, Verdict.PASSED, message))
+        else:
+            message = "no KV bytes moved: decode did without prefill"
+            self.rungs.append(_rung(PUSHED, subject, Verdict.FAILED, message))
+        if not self.geometry.uniform:
+            message = f"the size cannot be foretold: {self.geometry.reason}"
+            self.rungs.append(_rung("bytes", subject, Verdict.NOT_APPLICABLE, message))
+            return
+        self.rungs.append(
+            verdicts.judge_bytes(
+                subject, expected=expected, pushed=writer, block_bytes=self._block_bytes()
+            )
+        )
+
+    # --- the fleet ------------------------------------------------------------------------
+
+    def _at_once(self, asked: Sequence[Question]) -> None:
+        self.step.update(f"router: {len(asked)} requests at once")
+        fitting = list(self._fitting("router", asked))
+        if not fitting:
+            return
+        with self._timed():
+            references = [self.asker.reference(q) for q in fitting]
+            before = self.asker.counters()
+            answers = self.asker.ask_at_once(fitting)
+            for question, reference, answer in zip(fitting, references, answers, strict=True):
+                self._tokens(question.rung, "router", reference, answer)
+            expected = sum(self._expected_bytes(q) for q in fitting)
+            writers = self._writers()
+
+            def moved(seen: dict[str, EngineCounters]) -> int:
+                return sum((seen[w] - before[w]).pushed_bytes for w in writers)
+
+            after = self.asker.settled(lambda seen: moved(seen) >= expected)
+            total = _sum([after[w] - before[w] for w in writers])
+            self._moved("router", total, expected)
+            self.rungs.append(
+                verdicts.judge_failures("router", _sum([after[n] - before[n] for n in after]))
+            )
+
+    def _controls(self, before: dict[str, EngineCounters]) -> None:
+        """Freeze every prefill: a request must fail, in words and in time. Then thaw them."""
+        subject = "prefill stopped"
+        if self.processes is None:
+            message = "this target's prefill cannot be stopped from here"
+            self.rungs.append(_rung("control", subject, Verdict.NOT_APPLICABLE, message))
+            return
+        question = questions.proof_question(f"{self.nonce}-control", words_long=40)
+        self.step.update("control: prefill is stopped, a request must fail")
+        with self._timed():
+            with self._frozen(self.processes):
+                answer = self.asker.ask(question, timeout_s=CONTROL_DEADLINE_S)
+            self.rungs.append(
+                verdicts.judge_control(
+                    subject,
+                    status=answer.status or None,
+                    error_message=answer.message if answer.is_openai_error else None,
+                    seconds=answer.seconds,
+                    deadline_s=CONTROL_DEADLINE_S,
+                    tolerance=CONTROL_TOLERANCE_S,
+                )
+            )
+        self._recovery(before)
+
+    @contextmanager
+    def _frozen(self, processes: Processes) -> Iterator[None]:
+        names = [p.name for p in self.asker.prefills]
+        try:
+            for name in names:
+                processes.pause(name)
+            yield
+        finally:
+            for name in names:
+                processes.resume(name)
+
+    def _recovery(self, before: dict[str, EngineCounters]) -> None:
+        """The control must leave nothing behind: right answers, and every block given back."""
+        self.step.update("recovery: prefill runs again")
+        with self._timed():
+            wait_for(
+                lambda: True if self.asker.is_ready() else None,
+                timeout_s=RECOVERY_S,
+                interval_s=0.3,
+            )
+            question = questions.proof_question(f"{self.nonce}-after", words_long=40)
+            reference = self.asker.reference(question)
+            self._tokens("tokens/recovered", "router", reference, self.asker.ask(question))
+            names = [d.name for d in self.asker.decodes]
+            after = self.asker.settled(
+                lambda seen: all(seen[n].kv_cache_usage <= before[n].kv_cache_usage for n in names)
+            )
+            for name in names:
+                self.rungs.append(
+                    verdicts.judge_leak(
+                        name,
+                        usage_before=before[name].kv_cache_usage,
+                        usage_after=after[name].kv_cache_usage,
+                    )
+                )
+
+    # --- small things ----------------------------------------------------------------------
+
+    def _fitting(self, subject: str, asked: Sequence[Question]) -> Iterator[Question]:
+        """The questions that the model's length has room for; the others are said."""
+        room = self.spec.model.max_length - questions.ANSWER_TOKENS
+        for question in asked:
+            count = len(self.asker.tokens_of(question))
+            if count <= room:
+                yield question
+                continue
+            message = f"needs {count} tokens, and model.max_length leaves room for {room}"
+            self.rungs.append(_rung(question.rung, subject, Verdict.NOT_APPLICABLE, message))
+
+    def _words_long(self) -> int:
+        sample = questions.Question(rung="", text=questions.words(self.nonce, 64))
+        per_word = len(self.asker.tokens_of(sample)) / 65
+        return math.ceil(LONG_BLOCKS * self.block / per_word)
+
+    def _expected_bytes(self, question: Question) -> int:
+        tokens = self.asker.tokens_of(question)
+        shared = 0
+        if question.follows:
+            earlier = self.asker.tokens_of(
+                questions.Question(rung="", text=question.follows, endpoint=question.endpoint)
+            )
+            pairs = zip(tokens, earlier, strict=False)
+            shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+        return sizing.pushed_bytes(
+            self.geometry,
+            len(tokens),
+            self.block,
+            shared,
+            tensor_parallel=self.spec.fleet.decode.tensor_parallel,
+        )
+
+    def _block_bytes(self) -> int:
+        return sizing.bytes_per_block(
+            self.geometry, self.block, tensor_parallel=self.spec.fleet.decode.tensor_parallel
+        )
+
+    def _writer(self, prefill: Engine, decode: Engine) -> str:
+        """Who counts the bytes: the one that moves them."""
+        return prefill.name if self.spec.connector.mode == "push" else decode.name
+
+    def _writers(self) -> list[str]:
+        return sorted({self._writer(p, d) for p, d in self.asker.pairs})
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Write the time that was spent on each rung that is added within."""
+        started, known = time.monotonic(), len(self.rungs)
+        yield
+        spent = round(time.monotonic() - started, 2)
+        self.rungs[known:] = [
+            r.model_copy(update={"seconds": r.seconds or spent}) for r in self.rungs[known:]
+        ]
+
+
+def _name(prefill: Engine, decode: Engine) -> str:
+    return f"{prefill.name}/{decode.name}"
+
+
+def _sum(counters: Sequence[EngineCounters]) -> EngineCounters:
+    first, *others = counters
+    for other in others:
+        first = first + other
+    return first
+
+
+def _rung(rung: str, subject: str, verdict: Verdict, message: str) -> RungReport:
+    return RungReport(rung=rung, subject=subject, verdict=verdict, message=message)
