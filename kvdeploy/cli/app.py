@@ -27,6 +27,7 @@ BUG: Final = 1
 COMMANDS: Final = {
     "init": "Write a commented cluster file.",
     "check": "Say what is wrong with the cluster file or this machine. Touches nothing.",
+    "plan": "Show what `up` would change, and what each changed field does. Changes nothing.",
     "up": "Bring the cluster up, or repair what does not hold, and prove one push a pair.",
     "status": "Show what runs, where, and how it is.",
     "smoke": "Prove that prefill pushes KV into decode and that the answers are right.",

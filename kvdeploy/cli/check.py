@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def check(
-    app: App, file: Path | None, overlays: tuple[str, ...], allow: tuple[str, ...], as_json: bool
+    app: App, file: Path | None, overlays: tuple[str, ...], allow: frozenset[str], as_json: bool
 ) -> None:
     loaded = load(app, file, overlays)
     processes = Processes(Store(loaded.root, loaded.spec.name).processes)
-    found = find_problems(
-        loaded.spec, processes, LocalRunner(), loaded.root, allow=frozenset(allow)
-    )
+    found = find_problems(loaded.spec, processes, LocalRunner(), loaded.root, allow=allow)
     if as_json:
         rows = [asdict(f) | {"severity": f.severity.name.lower()} for f in found]
         click.echo(json.dumps(rows, indent=2))

@@ -11,6 +11,7 @@ import click
 
 from kvdeploy.adapters import specfile
 from kvdeploy.adapters.store import RunLog, Store, clusters
+from kvdeploy.planning.checks import known_ids
 from kvdeploy.proc import LocalRunner
 
 if TYPE_CHECKING:
@@ -41,8 +42,29 @@ name_option = click.option(
     "--name", "cluster", metavar="NAME", help="Cluster by name. Default: the file's."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+def _known_checks(
+    _context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]
+) -> frozenset[str]:
+    from difflib import get_close_matches
+
+    known = known_ids()
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            did_you_mean = f" Did you mean {close[0]!r}?" if close else ""
+            msg = f"no check is called {name!r}.{did_you_mean}"
+            raise click.BadParameter(msg)
+    return frozenset(names)
+
+
 allow_option = click.option(
-    "--allow", multiple=True, metavar="CHECK", help="Go on although CHECK objects."
+    "--allow",
+    multiple=True,
+    metavar="CHECK",
+    callback=_known_checks,
+    help="Go on although CHECK objects. May be repeated.",
 )
 
 

@@ -43,7 +43,7 @@ def down(app: App, file: Path | None, cluster: str | None, as_json: bool) -> Non
         if left:
             msg = f"still alive: {', '.join(left)}"
             raise FleetError(msg, hint="Run 'kvdeploy down' again; look with 'ps'.")
-        store.forget()
+        store.forget_fleet()
     _say(store.cluster, names, as_json=as_json)
 
 

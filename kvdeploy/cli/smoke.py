@@ -38,7 +38,9 @@ def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> No
         raise FleetError(msg, hint="Run 'kvdeploy up' first.")
     fleet = FleetOutputs.model_validate(record.stages["fleet"].result)
     model = ModelOutputs.model_validate(record.stages["model"].result)
-    stage = LocalFleetStage(record.spec, processes, store.dir / "router.json")
+    stage = LocalFleetStage(
+        record.spec, processes, root=store.root, config_path=store.router_config
+    )
     if not stage.is_whole(fleet):
         msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
         raise FleetError(msg, hint="'kvdeploy up' repairs it.")

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def up(
-    app: App, file: Path | None, overlays: tuple[str, ...], allow: tuple[str, ...], as_json: bool
+    app: App, file: Path | None, overlays: tuple[str, ...], allow: frozenset[str], as_json: bool
 ) -> None:
     loaded = load(app, file, overlays)
     if loaded.spec.target == "aws":
-        refuse(check_spec(loaded.spec, allow=frozenset(allow)), source=loaded.source)
+        refuse(check_spec(loaded.spec, allow=allow), source=loaded.source)
         msg = (
             "target aws cannot be brought up by this version: it has no infra/ (Terraform) and no "
             "playbooks/ (Ansible) yet. Nothing was made"
@@ -61,7 +61,7 @@ def up(
     with recorded(app, store, "up") as (run, runner):
         app.ui.say(f"cluster {loaded.spec.name!r} from {loaded.source}; log: {run.log}")
         processes = Processes(store.processes)
-        found = find_problems(loaded.spec, processes, runner, loaded.root, allow=frozenset(allow))
+        found = find_problems(loaded.spec, processes, runner, loaded.root, allow=allow)
         refuse(found, source=loaded.source)
         for warning in (f for f in found if f.severity is Severity.WARNING):
             app.ui.say(describe(warning))
@@ -77,9 +77,9 @@ def local_stages(
 ) -> tuple[Stage, ...]:
     spec = loaded.spec
     return (
-        RuntimeStage(spec, runner, device_of(spec, runner)),
+        RuntimeStage(spec, runner, device_of(spec, runner), loaded.root),
         ModelStage(spec, runner, loaded.root),
-        LocalFleetStage(spec, processes, store.dir / "router.json"),
+        LocalFleetStage(spec, processes, root=loaded.root, config_path=store.router_config),
         ProofStage(spec),
     )
 

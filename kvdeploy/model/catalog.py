@@ -36,8 +36,6 @@ VLLM_PREFERRED: Final = (0, 32)
 """First vLLM whose push is right when decode holds a part of the prompt already."""
 NIXL_MIN: Final = (1, 3, 2)
 """1.3.0 hangs on small EFA WRITEs (nixl#1862), 1.3.1 deadlocks after 16 descriptors (nixl#1921)."""
-RUNTIME_PYTHONS: Final = ((3, 10), (3, 13))
-"""Oldest and newest Python that the engines' lock files have wheels for."""
 
 CONNECTORS: Final = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 

@@ -81,5 +81,5 @@ class EngineCounters:
                 source: mine.get(source, 0) + sign * theirs.get(source, 0)
                 for source in sorted(mine.keys() | theirs.keys())
             },
-            present=self.present & other.present,
+            present=self.present if sign < 0 else self.present & other.present,
         )

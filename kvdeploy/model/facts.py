@@ -29,5 +29,7 @@ class MachineFacts:
     """None when runtime.python names none."""
     runtime_built: bool = False
     """Whether the runtime that kvdeploy builds is there already."""
+    api_key_file_exists: bool | None = None
+    """None when router.api_key_file is not set."""
     platform: str = "linux"
     """As sys.platform has it."""

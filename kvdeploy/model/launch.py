@@ -45,7 +45,7 @@ class LaunchSpec(Stored):
     """Ports it binds on loopback or `host`; they must be free before it is started."""
     host: str = "127.0.0.1"
     cpus: tuple[int, ...] = ()
-    """Cores that all its threads are moved to once it is ready; empty: wherever it likes."""
+    """Cores that all its threads are kept on until it is ready; empty: wherever it likes."""
     ready: Readiness
     restart: RestartPolicy = RestartPolicy()
     stop_grace_s: float = 20.0

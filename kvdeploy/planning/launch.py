@@ -196,7 +196,11 @@ def render_args(args: Mapping[str, EngineArg]) -> tuple[str, ...]:
 
 
 def build_router_config(
-    spec: ClusterSpec, engines: Sequence[LaunchSpec], model: ModelOutputs
+    spec: ClusterSpec,
+    engines: Sequence[LaunchSpec],
+    model: ModelOutputs,
+    *,
+    api_key_file: str | None,
 ) -> RouterConfig:
     """What the router is told of the fleet."""
     fleets = {"prefill": spec.fleet.prefill, "decode": spec.fleet.decode}
@@ -226,7 +230,7 @@ def build_router_config(
         engines=tuple(sorted(table, key=lambda e: (e.role != "prefill", e.name))),
         deadlines=Deadlines(**spec.router.deadlines.model_dump()),
         max_body_bytes=int(spec.router.max_body_mib * 2**20),
-        api_key_file=spec.router.api_key_file,
+        api_key_file=api_key_file,
         pair_header=spec.router.pair_header,
         # One token more than a block: the smallest warm-up that moves a whole block and a tail.
         warmup_tokens=min(spec.connector.block_size + 1, spec.model.max_length - 2),

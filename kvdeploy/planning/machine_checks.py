@@ -96,6 +96,16 @@ def runtime_python_missing(case: Case) -> Iterator[Finding]:
         )
 
 
+def api_key_file_missing(case: Case) -> Iterator[Finding]:
+    """A router without its keys would refuse everybody, or nobody."""
+    if case.facts.api_key_file_exists is False:
+        yield error(
+            "router.api_key_file",
+            f"{case.spec.router.api_key_file} holds no keys that can be read",
+            "Write one key a line into it; lines that start with # are comments.",
+        )
+
+
 def disk_too_little(case: Case) -> Iterator[Finding]:
     """Building the runtime would end half-way."""
     needed, found = RUNTIME_DISK_GIB[case.device], case.facts.disk_free_gib
@@ -187,6 +197,7 @@ ANY_DEVICE: Final[tuple[Check, ...]] = (
     router_port_taken,
     model_path_missing,
     runtime_python_missing,
+    api_key_file_missing,
     disk_too_little,
 )
 CPU_CHECKS: Final[tuple[Check, ...]] = (

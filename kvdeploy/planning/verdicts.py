@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 NEAR_TIE: Final = 0.05
 """Natural log units. Two tokens closer than this may change places for no fault of the cache:
-kernels add up in another order when a batch has another shape, and in bfloat16 that shows."""
+kernels add up in another order when a batch has another shape, and in bfloat16 that shows.
+bfloat16 logits from 8 to 16 lie 1/16 apart, so of those only exact ties are this near."""
 
 USAGE_NOISE: Final = 1e-6
 """Cache usages are rounded floats; one leaked block of any real cache is more than this."""
@@ -39,6 +40,11 @@ class TokenRun:
 
     def runner_up_at(self, step: int) -> int | None:
         return self.runner_up_ids[step] if step < len(self.runner_up_ids) else None
+
+
+NEAR_TIE_OTHER_SHAPE: Final = 0.15
+"""The same for answers computed in batches of another shape than the reference's: many at once,
+or with a part of the prompt cached. bfloat16 logits between 8 and 16 are 1/16 apart."""
 
 
 def judge_tokens(

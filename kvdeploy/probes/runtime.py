@@ -1,6 +1,6 @@
 """Tell what an engine runtime holds. `quick` reads metadata only; `full` imports and registers.
 
-Prints one JSON object on the last line of stdout. Runs under any Python >= 3.10.
+Prints one JSON object on the last line of stdout. Runs under any Python >= 3.11.
 """
 
 import importlib

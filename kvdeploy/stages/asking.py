@@ -5,7 +5,6 @@ Gathers evidence; judges nothing.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -134,7 +133,7 @@ class Asker:
     def _first_key(self) -> dict[str, str]:
         if not self.config.api_key_file:
             return {}
-        text = Path(os.path.expanduser(self.config.api_key_file)).read_text("utf-8")  # noqa: PTH111
+        text = Path(self.config.api_key_file).read_text(encoding="utf-8")
         keys = [s for line in text.splitlines() if (s := line.strip()) and not s.startswith("#")]
         return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
 

@@ -15,6 +15,7 @@ from kvdeploy.model.catalog import RUNTIME_DISK_GIB
 from kvdeploy.planning.checks import memory_needed_gib
 from kvdeploy.proc import Command
 from kvdeploy.stages.preflight import device_of, look
+from kvdeploy.stages.runtime import named_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Symptom:
 
 def examine(spec: ClusterSpec, runner: Runner, root: Path) -> list[Symptom]:
     """Everything worth a line, for the target that `spec` names."""
-    return [*_machine(spec, runner, root), *_runtime(spec, runner), *_tools(spec, runner)]
+    return [*_machine(spec, runner, root), *_runtime(spec, runner, root), *_tools(spec, runner)]
 
 
 def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]:
@@ -79,10 +80,11 @@ def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
     )
 
 
-def _runtime(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
+def _runtime(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]:
     if spec.target != "local":
         return
-    if (named := spec.runtime.python) is not None:
+    if spec.runtime.python is not None:
+        named = named_python(spec.runtime.python, root)
         found = runtime.quick_versions(named, spec.runtime.env, runner)
         text = ", ".join(f"{k} {v}" for k, v in found.items())
         yield Symptom(what=f"runtime {named}", found=text, needed="vllm, nixl", verdict="ok")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters import http
@@ -18,7 +19,6 @@ from kvdeploy.polling import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from kvdeploy.adapters.local.processes import Observed, Processes
     from kvdeploy.model.launch import LaunchSpec
@@ -34,8 +34,11 @@ class LocalFleetStage:
     name = "fleet"
     title = "start the fleet"
 
-    def __init__(self, spec: ClusterSpec, processes: Processes, config_path: Path) -> None:
-        self._spec, self._processes, self._config_path = spec, processes, config_path
+    def __init__(
+        self, spec: ClusterSpec, processes: Processes, *, root: Path, config_path: Path
+    ) -> None:
+        self._spec, self._processes = spec, processes
+        self._root, self._config_path = root, config_path
 
     def inputs(self, results: Results) -> Mapping[str, Any]:
         return {
@@ -95,7 +98,13 @@ class LocalFleetStage:
             launch.build_engine(spec, slot, place, runtime, model)
             for slot, place in zip(slots, self._places(slots), strict=True)
         )
-        config = launch.build_router_config(spec, engines, model)
+        keys = spec.router.api_key_file
+        config = launch.build_router_config(
+            spec,
+            engines,
+            model,
+            api_key_file=str(self._root / Path(keys).expanduser()) if keys else None,
+        )
         text = config.model_dump_json()
         pythonpath = os.environ.get("PYTHONPATH")
         router = launch.build_router(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdeploy.adapters.local import machine, runtime
 from kvdeploy.model.facts import MachineFacts
 from kvdeploy.planning.checks import check_machine, check_spec
 from kvdeploy.stages.model import BUILTIN, local_path
+from kvdeploy.stages.runtime import named_python
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvdeploy.adapters.local.processes import Processes
     from kvdeploy.model.outputs import Device
     from kvdeploy.model.reports import Finding
@@ -59,7 +58,8 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
         gpu_memory_gib=min(gpus, default=0.0),
         taken_ports=_taken(spec, {pid for seen in ours.values() for pid in seen.pids}),
         model_path_exists=_model_exists(spec, root),
-        runtime_python_exists=_python_exists(spec),
+        runtime_python_exists=_python_exists(spec, root),
+        api_key_file_exists=_has_keys(spec, root),
         runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, runner))),
     )
 
@@ -79,9 +79,17 @@ def _model_exists(spec: ClusterSpec, root: Path) -> bool | None:
     return None if path is None else (path / "config.json").exists()
 
 
-def _python_exists(spec: ClusterSpec) -> bool | None:
-    named = spec.runtime.python
+def _has_keys(spec: ClusterSpec, root: Path) -> bool | None:
+    named = spec.router.api_key_file
     if named is None:
         return None
-    path = os.path.expanduser(named)  # noqa: PTH111
-    return shutil.which(path) is not None
+    try:
+        lines = (root / Path(named).expanduser()).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return any(line.strip() and not line.strip().startswith("#") for line in lines)
+
+
+def _python_exists(spec: ClusterSpec, root: Path) -> bool | None:
+    named = spec.runtime.python
+    return None if named is None else shutil.which(named_python(named, root)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.adapters.local import runtime
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class RuntimeStage:
     name = "runtime"
 
-    def __init__(self, spec: ClusterSpec, runner: Runner, device: Device) -> None:
-        self._spec, self._runner, self._device = spec, runner, device
+    def __init__(self, spec: ClusterSpec, runner: Runner, device: Device, root: Path) -> None:
+        self._spec, self._runner, self._device, self._root = spec, runner, device, root
 
     @property
     def title(self) -> str:
@@ -58,6 +59,12 @@ class RuntimeStage:
         return outputs.model_dump()
 
     def _named(self) -> str:
-        path = os.path.expanduser(self._spec.runtime.python or "")  # noqa: PTH111
-        # Not resolved: a virtual environment's python is a link, and must be called by its name.
-        return os.path.abspath(path) if os.sep in path else path  # noqa: PTH100
+        return named_python(self._spec.runtime.python or "", self._root)
+
+
+def named_python(python: str, root: Path) -> str:
+    """The interpreter that the user named; one with a slash in it is relative to the file.
+
+    Not resolved: a virtual environment's python is a link and must be called by its own name.
+    """
+    return str(root / Path(python).expanduser()) if os.sep in python else python

@@ -118,6 +118,8 @@ class Smoke:
             ]
 
     def _tokens(self, rung: str, subject: str, reference: TokenRun, answer: http.Answer) -> None:
+        alone = rung not in ("tokens/prefix", "tokens/concurrent")
+        near_tie = verdicts.NEAR_TIE if alone else verdicts.NEAR_TIE_OTHER_SHAPE
         if answer.status != 200:
             message = f"the router answered {answer.status or 'nothing'}: {answer.message}"
             self.rungs.append(_rung(rung, subject, Verdict.FAILED, message))
@@ -130,7 +132,11 @@ class Smoke:
             )
         else:
             got = read_run(answer)
-            self.rungs.append(verdicts.judge_tokens(rung, subject, reference=reference, got=got))
+            self.rungs.append(
+                verdicts.judge_tokens(
+                    rung, subject, reference=reference, got=got, near_tie=near_tie
+                )
+            )
 
     def _moved(self, subject: str, writer: EngineCounters, expected: int) -> None:
         """That bytes moved at all, and that they are as many as the geometry says."""
@@ -161,8 +167,10 @@ class Smoke:
             references = [self.asker.reference(q) for q in fitting]
             before = self.asker.counters()
             answers = self.asker.ask_at_once(fitting)
+            known = len(self.rungs)
             for question, reference, answer in zip(fitting, references, answers, strict=True):
                 self._tokens(question.rung, "router", reference, answer)
+            self.rungs[known:] = _worst_of(self.rungs[known:])
             expected = sum(self._expected_bytes(q) for q in fitting)
             writers = self._writers()
 
@@ -292,6 +300,16 @@ class Smoke:
         self.rungs[known:] = [
             r.model_copy(update={"seconds": r.seconds or spent}) for r in self.rungs[known:]
         ]
+
+
+def _worst_of(rungs: Sequence[RungReport]) -> list[RungReport]:
+    """One rung for many of a kind: the failed ones as they are, else one that counts."""
+    failed = [r for r in rungs if r.verdict is Verdict.FAILED]
+    if failed:
+        return failed
+    message = f"{len(rungs)} at once: {rungs[0].message}"
+    evidence: dict[str, object] = {"answers": [r.message for r in rungs]}
+    return [rungs[0].model_copy(update={"message": message, "evidence": evidence})]
 
 
 def _name(prefill: Engine, decode: Engine) -> str:

@@ -314,6 +314,15 @@ MACHINE: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str, str]] = 
         "Leave runtime.python out, and kvdeploy builds one.",
     ),
     (
+        "cpu",
+        {"router.api_key_file": "keys.txt"},
+        {"api_key_file_exists": False},
+        "api-key-file-missing",
+        "router.api_key_file",
+        "keys.txt holds no keys that can be read",
+        "Write one key a line into it; lines that start with # are comments.",
+    ),
+    (
         "cuda",
         {},
         {"disk_free_gib": 5.25},

@@ -38,24 +38,20 @@ def ensure_model(
         CheckError: there is no such model, no access, or no network.
     """
     say(f"fetching {model_id} unless it is cached")
-    source = (resources.files("kvdeploy.probes") / "hub.py").read_text(encoding="utf-8")
-    outcome = runner.run(
-        Command(
-            argv=(
-                python.python,
-                "-c",
-                source,
-                model_id,
-                revision or "",
-                str(cache),
-                "weights" if weights else "shape",
+    what = "weights" if weights else "shape"
+    with resources.as_file(resources.files("kvdeploy.probes") / "hub.py") as program:
+        outcome = runner.run(
+            Command(
+                argv=(
+                    *(python.python, "-P", str(program)),
+                    *(model_id, revision or "", str(cache), what),
+                ),
+                env=python.env,
+                drop_env=(*FOREIGN_ENV, "HF_HUB_OFFLINE"),
+                timeout_s=FETCH_TIMEOUT_S,
             ),
-            env=python.env,
-            drop_env=(*FOREIGN_ENV, "HF_HUB_OFFLINE"),
-            timeout_s=FETCH_TIMEOUT_S,
-        ),
-        on_line=lambda line: say(f"fetching {model_id}: {line.strip()[-60:]}"),
-    )
+            on_line=lambda line: say(f"fetching {model_id}: {line.strip()[-60:]}"),
+        )
     try:
         answer = json.loads(outcome.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -135,16 +135,18 @@ def quick_versions(python: str, env: Mapping[str, str], runner: Runner) -> dict[
 
 
 def _probe(python: str, env: Mapping[str, str], runner: Runner, how: str) -> dict[str, object]:
-    source = (resources.files("kvdeploy.probes") / "runtime.py").read_text(encoding="utf-8")
-    command = Command(
-        argv=(python, "-c", source, how),
-        env={"VLLM_LOGGING_LEVEL": "ERROR", **env},
-        drop_env=FOREIGN_ENV,
-        timeout_s=PROBE_TIMEOUT_S,
-    )
     hint = f"Try it by hand: {python} -c 'import vllm, nixl'"
     try:
-        outcome = runner.run(command)
+        with resources.as_file(resources.files("kvdeploy.probes") / "runtime.py") as program:
+            outcome = runner.run(
+                Command(
+                    # -P: the program's own folder is not where the runtime finds its modules.
+                    argv=(python, "-P", str(program), how),
+                    env={"VLLM_LOGGING_LEVEL": "ERROR", **env},
+                    drop_env=FOREIGN_ENV,
+                    timeout_s=PROBE_TIMEOUT_S,
+                )
+            )
     except ToolError as e:
         msg = f"runtime.python: {python} is not a program that can be run"
         raise CheckError(msg, hint="Name a Python interpreter, with its whole path.") from e

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 TICK_S: Final = 0.2
-PORTS_WAIT_S: Final = 10.0
+PORTS_WAIT_S: Final = 5.0
+PIN_EVERY_S: Final = 1.0
 INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 """All that a supervised process sees of the caller's environment: what is in the user's shell
 must not change what an engine does."""
@@ -107,6 +108,7 @@ class Supervisor:
 
     def watch(self, child: subprocess.Popen[bytes], spec: LaunchSpec) -> str:
         late = self.clock.now() + spec.ready.timeout_s
+        pin_at = self.clock.now()
         ready = False
         while not self.stopping:
             code = child.poll()
@@ -115,9 +117,13 @@ class Supervisor:
                     f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended ({code})"
                 )
                 return f"{how}{'' if ready else ' before it was ready'}"
-            if not ready and answers(spec.ready.url):
-                if spec.cpus:
-                    machine.move_to_cores(machine.session_members(child.pid), spec.cpus)
+            now_ready = not ready and answers(spec.ready.url)
+            # vLLM moves its workers onto the last core on its way up (0.32), all engines onto
+            # the same: they are brought back again and again until the process is ready.
+            if spec.cpus and not ready and (now_ready or self.clock.now() >= pin_at):
+                machine.move_to_cores(machine.session_members(child.pid), spec.cpus)
+                pin_at = self.clock.now() + PIN_EVERY_S
+            if now_ready:
                 ready = True
                 self.set(phase="ready", ready_at=time.time(), reason="")
                 self.say(f"{spec.name}: ready")
