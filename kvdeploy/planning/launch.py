@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,15 +106,16 @@ def build_engine(
         args["load-format"] = spec.model.load_format
     if cpu:
         args["enforce-eager"] = True
-    elif fleet.kv_cache_gib is not None:
-        args["kv-cache-memory-bytes"] = int(fleet.kv_cache_gib * 2**30)
-    args |= {name.replace("_", "-"): value for name, value in fleet.engine_args.items()}
+    kv_cache_gib = cpu_kv_cache_gib(fleet) if cpu else fleet.kv_cache_gib
+    if kv_cache_gib is not None:
+        args["kv-cache-memory-bytes"] = int(kv_cache_gib * 2**30)
+    args |= {_flag(name): value for name, value in fleet.engine_args.items()}
     side_channels = tuple(range(place.side_channel_port, place.side_channel_port + _ranks(fleet)))
     return LaunchSpec(
         name=slot.name,
         role="prefill" if slot.role == "prefill" else "decode",
         argv=(runtime.python, *SERVER, *render_args(args)),
-        env=_environment(spec, slot, place, cpu=cpu) | runtime.env | fleet.env,
+        env=_environment(spec, place, cpu=cpu) | runtime.env | fleet.env,
         ports=(place.port, *side_channels),
         cpus=place.cpus if cpu else (),
         ready=Readiness(
@@ -125,9 +125,9 @@ def build_engine(
     )
 
 
-def cpu_kv_cache_gib(fleet: FleetSpec) -> int:
-    """KV cache of a CPU engine in whole GiB: vLLM takes no fractions there."""
-    return max(1, math.ceil(fleet.kv_cache_gib or CPU_KV_CACHE_GIB))
+def cpu_kv_cache_gib(fleet: FleetSpec) -> float:
+    """KV cache of a CPU engine in GiB."""
+    return fleet.kv_cache_gib or CPU_KV_CACHE_GIB
 
 
 def _connector(spec: ClusterSpec, slot: EngineSlot, device: str) -> dict[str, Any]:
@@ -149,9 +149,7 @@ def engine_id(cluster: str, name: str) -> str:
     return f"{cluster}.{name}.{GENERATION}"
 
 
-def _environment(
-    spec: ClusterSpec, slot: EngineSlot, place: EnginePlace, *, cpu: bool
-) -> dict[str, str]:
+def _environment(spec: ClusterSpec, place: EnginePlace, *, cpu: bool) -> dict[str, str]:
     env = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(place.side_channel_port),
@@ -165,7 +163,6 @@ def _environment(
     }
     if cpu:
         return env | {
-            "VLLM_CPU_KVCACHE_SPACE": str(cpu_kv_cache_gib(slot.fleet)),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, place.cpus)),
             "OMP_NUM_THREADS": str(len(place.cpus)),
             # Without it the first request compiles for 5-20 s, --enforce-eager or not.
@@ -174,6 +171,12 @@ def _environment(
             "UCX_NET_DEVICES": "lo",
         }
     return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, place.gpus))}
+
+
+def _flag(name: str) -> str:
+    """A flag as vLLM has it, without its dashes. What follows a dot is a key with its own name."""
+    flag, dot, key = name.strip().lstrip("-").partition(".")
+    return f"{flag.replace('_', '-')}{dot}{key}"
 
 
 def render_args(args: Mapping[str, EngineArg]) -> tuple[str, ...]:

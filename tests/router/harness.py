@@ -28,7 +28,7 @@ class Fleet:
         self.config = config
         self.fabric = fabric
         self.engines = {engine.name: engine for engine in engines}
-        self.session = aiohttp.ClientSession()
+        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self.service = Service(config, read_keys(config.api_key_file))
         self.url = ""
 

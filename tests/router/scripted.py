@@ -77,7 +77,9 @@ class ScriptedEngine:
     # switches
     health: int = 200
     fail: int = 0
-    """Answer legs with this status."""
+    """Answer legs with this status, once the gate is open."""
+    finish: str = "length"
+    """Decode's finish_reason."""
     silent: bool = False
     """Prefill answers without transfer parameters."""
     die_after: int | None = None
@@ -164,6 +166,7 @@ class ScriptedEngine:
             self.deaths.append(f"{self.name}: {fatal}")
             return _error(500, "EngineCore encountered an issue.")
         if self.fail:
+            await self.gate.wait()
             return _error(self.fail, f"scripted {self.fail}")
         try:
             if self.role == "prefill":
@@ -233,7 +236,7 @@ class ScriptedEngine:
             await self.gate.wait()
             self.done.append(leg.request_id)
             return web.json_response(
-                {"choices": [{"text": " one two", "finish_reason": "length"}], "by": self.name}
+                {"choices": [{"text": " one two", "finish_reason": self.finish}], "by": self.name}
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)

@@ -95,6 +95,15 @@ async def test_a_pair_that_moves_nothing_fails_its_warm_up_and_is_counted() -> N
     assert lost == 1
 
 
+async def test_a_warm_up_is_judged_by_how_it_finished() -> None:
+    async with run_fleet(warm=False) as fleet:
+        fleet.decode.finish = "error"
+        pair = fleet.service.table.pairs["prefill-0/decode-0"]
+        await fleet.until(lambda: pair.failures, "the warm-up has failed")
+
+        assert pair.reason == "warm-up failed: decode-0 ended the warm-up with 'error'"
+
+
 async def test_pairs_of_a_decode_are_warmed_one_after_the_other() -> None:
     async with run_fleet(3, 1, warm=False) as fleet:
         fleet.engines["prefill-0"].gate.clear()
@@ -150,6 +159,8 @@ async def test_a_prefill_that_restarted_unseen_fails_one_request_and_is_adopted(
             "prefill-0 was restarted: it is prefill-0-g2 now, was prefill-0-g1",
         )
         await fleet.until_ready()
+        warmed = [leg.params["remote_engine_id"] for leg in fleet.decode.seen]
+        assert warmed == ["prefill-0-g1", "prefill-0-g1", "prefill-0-g2"]
 
         assert (await fleet.post())[0] == 200
 

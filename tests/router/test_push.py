@@ -189,12 +189,25 @@ async def test_an_engines_own_refusal_reaches_the_client_as_it_is(role: str) -> 
     }
 
 
-async def test_a_request_that_both_engines_refuse_loses_no_write() -> None:
+async def test_a_refusal_that_decode_repeats_a_little_later_loses_no_write() -> None:
     async with run_fleet() as fleet:
         fleet.prefill.fail = fleet.decode.fail = 400
-        for _ in range(10):
-            status, _, _ = await fleet.post()
-            assert status == 400
+        fleet.decode.gate.clear()
+        status, _, _ = await fleet.post()
+        assert (status, fleet.decode.aborted) == (400, [])
+        fleet.decode.gate.set()
+        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+
+        assert await fleet.metric(LOST) == 0
+
+
+async def test_a_prefill_that_fails_after_decode_has_answered_loses_no_write() -> None:
+    async with run_fleet() as fleet:
+        fleet.prefill.gate.clear()
+        fleet.prefill.silent = True
+        fleet.decode.fail = 500
+        assert (await fleet.post())[0] == 502
+        fleet.prefill.gate.set()
         await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
 
         assert await fleet.metric(LOST) == 0
@@ -264,10 +277,12 @@ async def test_a_client_may_shorten_the_total_and_is_told_who_was_slow(
 async def test_a_client_cannot_lengthen_the_total() -> None:
     async with run_fleet(deadlines={"total_s": 0.1}) as fleet:
         fleet.decode.gate.clear()
-        status, _, _ = await fleet.post(headers={"X-Kvdeploy-Timeout-S": "30"})
+        _, answer, _ = await fleet.post(headers={"X-Kvdeploy-Timeout-S": "30"})
         fleet.decode.gate.set()
 
-    assert status == 504
+    assert answer["error"]["message"] == (
+        "the request did not finish within 0.1 s: decode-0 had not answered"
+    )
 
 
 async def read_stream(fleet: Fleet, headers: dict[str, str] | None = None) -> bytes:

@@ -346,7 +346,7 @@ MACHINE: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str, str]] = 
         {"memory_available_gib": 10.0},
         "memory-too-little",
         "fleet",
-        "needs 15.0 GiB of memory (1 x 3.0 + 2 x 6.0 for prefill and decode), and 10.0 GiB is "
+        "needs 13.2 GiB of memory (1 x 2.2 + 2 x 5.5 for prefill and decode), and 10.0 GiB is "
         "available",
         "Ask for fewer engines or a smaller kv_cache_gib, or free memory.",
     ),
@@ -414,7 +414,7 @@ def test_a_runtime_that_is_there_takes_no_disk(there: dict[str, bool]) -> None:
 
 
 def test_memory_is_counted_on_cpu_alone() -> None:
-    assert memory_needed_gib(spec(), device="cpu") == 6.0
+    assert memory_needed_gib(spec(), device="cpu") == 4.5
     assert memory_needed_gib(spec(), device="cuda") == 0.0
 
 
