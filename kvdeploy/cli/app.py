@@ -6,7 +6,9 @@ answers before pydantic or aiohttp would have been read from disk.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -89,10 +91,19 @@ def cli() -> None:
     """
 
 
+def _end_gently_on(*signals: signal.Signals) -> None:
+    """Let other ways to be stopped clean up as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        for number in signals:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+
+
 def main(argv: Sequence[str] | None = None, *, app: App | None = None) -> int:
     """Run one command and return its exit code."""
     app = app or App()
     try:
+        _end_gently_on(signal.SIGTERM, signal.SIGHUP)
         code = cli.main(args=argv, prog_name="kvdeploy", obj=app, standalone_mode=False)
     except click.ClickException as e:
         e.show()

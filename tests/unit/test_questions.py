@@ -4,12 +4,15 @@ from itertools import combinations
 
 import pytest
 
+from kvdeploy.model.spec import ClusterSpec, ModelSpec
 from kvdeploy.planning.questions import (
     ANSWER_TOKENS,
     Question,
     concurrent_questions,
+    control_question,
     pair_questions,
     proof_question,
+    recovery_question,
     words,
 )
 
@@ -22,6 +25,8 @@ def everything(nonce: str) -> tuple[Question, ...]:
         *pair_questions(nonce, words_long=90),
         proof_question(nonce, words_long=90),
         *concurrent_questions(nonce, 8, words_long=90),
+        control_question(nonce),
+        recovery_question(nonce),
     )
 
 
@@ -76,6 +81,11 @@ def test_no_other_two_questions_share_a_block_even_of_bytes() -> None:
     unrelated = [q for q in everything(NONCE) if not q.follows]
     for a, b in combinations(unrelated, 2):
         assert 1 + shared(a.text, b.text) < 16, (a.text, b.text)
+
+
+def test_the_controls_question_fits_the_shortest_model_even_in_bytes() -> None:
+    shortest = ClusterSpec(name="demo", model=ModelSpec(max_length=64)).model.max_length
+    assert 1 + len(control_question(NONCE).text) + ANSWER_TOKENS <= shortest
 
 
 def test_at_once_there_are_as_many_as_asked_for_of_different_lengths_half_of_them_streamed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import socket
@@ -28,6 +29,15 @@ def cores() -> tuple[int, ...]:
 def memory_available_gib() -> float:
     """Memory that can be had without swapping."""
     return float(psutil.virtual_memory().available) / GIB
+
+
+def can_load(library: str) -> bool:
+    """Whether the dynamic linker finds a shared library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def disk_free_gib(path: Path) -> float:

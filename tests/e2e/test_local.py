@@ -1,0 +1,396 @@
+"""A real fleet on this machine, from `up` to `down`: real vLLM engines, real NIXL, real kills.
+
+The tests are one story in the order of the file; each leaves the fleet whole for the next.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import openai
+import psutil
+import pytest
+
+from kvdeploy.adapters.http import post
+from kvdeploy.adapters.local import machine
+from kvdeploy.adapters.metrics import fetch_counters
+from kvdeploy.polling import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.real_process, pytest.mark.e2e]
+
+UP_TIMEOUT_S = 900  # the first `up` builds the runtime
+LONG = "The harbour lights went out one by one, and nobody on the pier said a word. " * 8
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cluster:
+    """The command line as a user has it, in a folder of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port = next(machine.free_ports(28000))
+        self.url = f"http://127.0.0.1:{self.port}"
+        text = f"name: e2e\nrouter: {{port: {self.port}}}\nconnector: {{block_size: 32}}\n"
+        (root / "cluster.yaml").write_text(text)
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "kvdeploy", *words]
+
+    def run(self, *words: str, timeout_s: float = 120) -> Ran:
+        done = subprocess.run(
+            self.argv(*words), cwd=self.root, capture_output=True, text=True, timeout=timeout_s
+        )
+        print(done.stderr, file=sys.stderr)
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.argv(*words), cwd=self.root, stderr=subprocess.PIPE, text=True)
+
+    def up(self, *words: str) -> Ran:
+        return self.run("up", "--json", *words, timeout_s=UP_TIMEOUT_S)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.run("status", "--json").document
+        return found
+
+    def process(self, name: str) -> dict[str, Any]:
+        return next(p for p in self.status()["processes"] if p["name"] == name)
+
+    def engine_url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.process(name)['ports'][0]}"
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def reference(self, prompt: str, max_tokens: int = 24) -> str:
+        """Prefill asked like any vLLM server: it computes everything itself."""
+        answer = post(
+            f"{self.engine_url('prefill-0')}/v1/completions",
+            {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
+            timeout_s=60,
+        )
+        return str(answer.body["choices"][0]["text"])
+
+    def living(self) -> list[str]:
+        """Every process that belongs to this cluster, found without kvdeploy's help."""
+        found = []
+        for p in psutil.process_iter(["pid", "cmdline"]):
+            line = " ".join(p.info["cmdline"] or ())
+            if str(self.root) in line and p.info["pid"] != os.getpid():
+                found.append(line)
+        found += [
+            f"a listener on port {port}"
+            for port in range(self.port, self.port + 1)
+            if not machine.port_is_free(port)
+        ]
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("e2e"))
+    yield cluster
+    cluster.run("down")
+
+
+def engine_workers() -> set[int]:
+    return {p.pid for p in psutil.process_iter(["name"]) if "VLLM::" in (p.info["name"] or "")}
+
+
+def test_up_brings_a_proven_fleet(cluster: Cluster) -> None:
+    ran = cluster.up()
+    assert ran.code == 0, ran.err
+    assert ran.document["done"] == ["runtime", "model", "fleet", "proof"]
+    status = cluster.status()
+    assert status["whole"]
+    assert status["pairs"] == {"prefill-0/decode-0": "ready"}
+
+
+def test_a_second_up_finds_nothing_to_do(cluster: Cluster) -> None:
+    started = time.monotonic()
+    ran = cluster.up()
+    assert (ran.code, ran.document["done"]) == (0, [])
+    assert time.monotonic() - started < 15
+
+
+def test_the_openai_client_gets_the_tokens_of_an_aggregated_engine(cluster: Cluster) -> None:
+    client = cluster.client()
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    for prompt in ("Hi", LONG, LONG[:300] + "But then the bell rang twice."):
+        expected = cluster.reference(prompt)
+        whole = client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0)
+        assert whole.choices[0].text == expected
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 24
+        parts = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=24, temperature=0, stream=True
+        )
+        assert "".join(p.choices[0].text for p in parts if p.choices) == expected
+
+
+def test_the_openai_client_chats_streamed_and_not(cluster: Cluster) -> None:
+    client = cluster.client()
+    messages: Any = [{"role": "user", "content": LONG}]
+    whole = client.chat.completions.create(
+        model="tiny", messages=messages, max_completion_tokens=16, temperature=0
+    )
+    parts = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            max_completion_tokens=16,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert text
+    assert text == whole.choices[0].message.content
+    assert parts[-1].usage is not None
+    assert parts[-1].usage.completion_tokens == 16
+
+
+def test_several_choices_and_several_prompts_come_back_whole(cluster: Cluster) -> None:
+    client = cluster.client()
+    prompts = ["One fish", f"Two fish. {LONG}"]
+    many = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0)
+    assert [c.index for c in many.choices] == [0, 1]
+    assert [c.text for c in many.choices] == [cluster.reference(p, 8) for p in prompts]
+    sampled = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=8, temperature=1, seed=7, n=3
+    )
+    assert [c.index for c in sampled.choices] == [0, 1, 2, 3, 4, 5]
+    assert sampled.usage is not None
+    assert sampled.usage.completion_tokens == 48
+
+
+def test_a_mistake_of_the_client_is_told_as_openai_tells_it(cluster: Cluster) -> None:
+    client = cluster.client()
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        client.completions.create(model="nope", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.completions.create(model="tiny", prompt="x" * 5000, max_tokens=4)
+    assert client.completions.create(model="tiny", prompt="x", max_tokens=2).choices
+
+
+def test_a_client_that_leaves_costs_no_blocks(cluster: Cluster) -> None:
+    urls = [cluster.engine_url(n) for n in ("prefill-0", "decode-0")]
+    before = [fetch_counters(u, timeout_s=10).kv_cache_usage for u in urls]
+    for patience in (0.001, 0.05, 0.3):
+        impatient = cluster.client().with_options(timeout=patience)
+        for i in range(4):
+            with pytest.raises(openai.APITimeoutError):
+                impatient.completions.create(
+                    model="tiny", prompt=f"{patience} {i} {LONG}", max_tokens=1200
+                )
+
+    def given_back() -> bool | None:
+        seen = [fetch_counters(u, timeout_s=10) for u in urls]
+        idle = all(not c.running and not c.waiting for c in seen)
+        usage = [c.kv_cache_usage for c in seen]
+        return True if idle and all(a <= b for a, b in zip(usage, before, strict=True)) else None
+
+    assert wait_for(given_back, timeout_s=60, interval_s=0.5), "KV blocks are still held"
+    assert cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
+
+
+def test_smoke_proves_the_fleet(cluster: Cluster) -> None:
+    ran = cluster.run("smoke", "--json", timeout_s=300)
+    assert ran.code == 0, ran.err
+    report = ran.document
+    assert report["proven"]
+    verdicts = {(r["rung"], r["subject"]): r["verdict"] for r in report["rungs"]}
+    assert set(verdicts.values()) == {"passed"}
+    pair = "prefill-0/decode-0"
+    for rung in ("short", "long", "prefix", "chat", "stream"):
+        assert (f"tokens/{rung}", pair) in verdicts
+    assert ("bytes", pair) in verdicts
+    assert ("control", "prefill stopped") in verdicts
+
+
+def test_smoke_is_red_when_decode_does_without_prefill(cluster: Cluster) -> None:
+    """A router that sends plain requests to decode looks healthy and answers right."""
+    record = cluster.root / ".kvdeploy" / "e2e" / "record.json"
+    good = record.read_text()
+    changed = json.loads(good)
+    with plain_proxy(cluster.engine_url("decode-0"), {"prefill-0/decode-0": "ready"}) as url:
+        changed["stages"]["fleet"]["result"]["url"] = url
+        record.write_text(json.dumps(changed))
+        try:
+            ran = cluster.run("smoke", "--json", timeout_s=300)
+        finally:
+            record.write_text(good)
+    assert ran.code == 10
+    red = {r["rung"] for r in ran.document["rungs"] if r["verdict"] == "failed"}
+    assert red == {"pushed", "bytes", "local-compute", "control"}
+    assert "no KV bytes moved: decode did without prefill" in ran.err
+    assert cluster.run("smoke").code == 0
+
+
+@contextmanager
+def plain_proxy(target: str, pairs: dict[str, str]) -> Iterator[str]:
+    """Stands where the router stands and hands everything to one engine."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, "application/json", json.dumps({"pairs": pairs}).encode())
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(target + self.path, body, headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                self._send(answer.status, answer.headers["Content-Type"], answer.read())
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_killed_engine_is_missed_and_up_repairs_it(cluster: Cluster) -> None:
+    before = cluster.process("decode-0")
+    os.kill(before["pid"], signal.SIGKILL)
+    wait_for(lambda: True if not cluster.status()["whole"] else None, timeout_s=10)
+    assert cluster.run("status").code == 9
+    with pytest.raises(openai.InternalServerError):
+        cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2)
+
+    ran = cluster.up()
+
+    assert (ran.code, ran.document["done"]) == (0, ["fleet", "proof"])
+    after = cluster.process("decode-0")
+    assert after["pid"] != before["pid"]
+    assert cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
+
+
+def test_a_second_up_on_a_locked_cluster_is_refused(cluster: Cluster) -> None:
+    first = cluster.start("smoke")
+    try:
+        time.sleep(2)
+        ran = cluster.up()
+    finally:
+        first.communicate(timeout=120)
+    assert ran.code == 12
+    assert "cluster 'e2e' is held by 'kvdeploy smoke' (pid " in ran.err
+    assert first.returncode == 0
+
+
+def test_an_engine_that_dies_at_start_is_told_and_nothing_of_it_is_left(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    other = Cluster(tmp_path)
+    (tmp_path / "cluster.yaml").write_text(
+        f"name: sick\nrouter: {{port: {other.port}}}\n"
+        "fleet: {decode: {engine_args: {no-such-flag: true}}}\n"
+    )
+    before = engine_workers()
+    ran = other.up()
+    assert ran.code == 9
+    assert "decode-0 ended (2) before it was ready" in ran.err
+    assert "unrecognized arguments: --no-such-flag" in ran.err
+    assert other.living() == []
+    assert engine_workers() == before
+    assert other.run("down").code == 0
+
+
+def test_two_by_two_works_over_every_pair_and_back_again(cluster: Cluster) -> None:
+    words = ("--set", "fleet.prefill.count=2", "--set", "fleet.decode.count=2")
+    ran = cluster.up(*words)
+    assert ran.code == 0, ran.err
+    ran = cluster.run("smoke", "--json", timeout_s=400)
+    assert ran.code == 0, ran.err
+    passed = {
+        r["subject"]
+        for r in ran.document["rungs"]
+        if r["rung"] == "bytes" and r["verdict"] == "passed"
+    }
+    pairs = {f"prefill-{p}/decode-{d}" for p in (0, 1) for d in (0, 1)}
+    assert passed == pairs | {"router"}
+
+    assert cluster.up().code == 0
+    assert {p["name"] for p in cluster.status()["processes"]} == {
+        "prefill-0",
+        "decode-0",
+        "router",
+    }
+
+
+def test_an_interrupted_up_leaves_nothing_half_started_and_can_be_run_again(
+    cluster: Cluster,
+) -> None:
+    assert cluster.run("down").code == 0
+    first = cluster.start("up")
+    assert first.stderr is not None
+    time.sleep(6)
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130, err
+    assert "interrupted" in err
+    assert cluster.living() == []
+
+    ran = cluster.up()
+    assert (ran.code, ran.document["done"]) == (0, ["fleet", "proof"])
+
+
+def test_a_killed_up_is_taken_up_by_the_next(cluster: Cluster) -> None:
+    assert cluster.run("down").code == 0
+    first = cluster.start("up")
+    time.sleep(6)
+    first.kill()
+    first.communicate(timeout=10)
+    pids = {p["name"]: p["pid"] for p in cluster.status()["processes"]}
+    assert pids
+
+    ran = cluster.up()
+
+    assert ran.code == 0, ran.err
+    assert {p["name"]: p["pid"] for p in cluster.status()["processes"]} == pids
+
+
+def test_down_leaves_nothing(cluster: Cluster) -> None:
+    ran = cluster.run("down")
+    assert ran.code == 0
+    assert ran.out.endswith("nothing is left\n")
+    assert cluster.living() == []
+    assert engine_workers() == set()
+    with pytest.raises(OSError):  # noqa: PT011  # refused, reset: whatever the kernel says
+        urllib.request.urlopen(f"{cluster.url}/health", timeout=2)
+    assert cluster.run("down").code == 0
+    assert cluster.run("status").code == 0
