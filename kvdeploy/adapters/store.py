@@ -87,10 +87,17 @@ class Store:
     def write(self, record: Record) -> None:
         write_text(self._record, record.model_dump_json(indent=2) + "\n")
 
-    def forget_fleet(self) -> None:
-        """Drop what was known of processes. What was built (runtime, model) and logs stay."""
+    def forget_fleet(self, run: RunLog) -> None:
+        """Drop what was known of processes; their logs move to `run`.
+
+        What was built (runtime, model) stays known.
+        """
         with suppress(StateError):
             self.write(self.read().without_stages("fleet", "proof"))
+        for log in self.processes.glob("*/*log"):
+            kept = run.path / "logs" / f"{log.parent.name}.{log.name}"
+            kept.parent.mkdir(exist_ok=True)
+            log.replace(kept)
         shutil.rmtree(self.processes, ignore_errors=True)
 
     @contextmanager

@@ -64,7 +64,8 @@ def refuse(found: Sequence[Finding], *, source: str, quiet: bool = False) -> Non
     if not errors:
         return
     plural = "" if len(errors) == 1 else "s"
-    listing = "" if quiet else "\n".join(describe(f) for f in errors) + "\n"
+    told = (describe(f).removeprefix("error: ") for f in errors)  # it is said once for all
+    listing = "" if quiet else "\n".join(told) + "\n"
     msg = f"{listing}{len(errors)} problem{plural} with {source}"
     ids = " ".join(f"--allow {name}" for name in sorted({f.check for f in errors}))
     raise CheckError(msg, hint=f"Change it; or, if you know better, go on with {ids}")

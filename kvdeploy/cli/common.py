@@ -11,6 +11,7 @@ import click
 
 from kvdeploy.adapters import specfile
 from kvdeploy.adapters.store import RunLog, Store, clusters
+from kvdeploy.errors import KvdeployError
 from kvdeploy.planning.checks import known_ids
 from kvdeploy.proc import LocalRunner
 
@@ -120,5 +121,8 @@ def recorded(app: App, store: Store, verb: str) -> Iterator[tuple[RunLog, LocalR
         app.ui.on_line = run.line
         try:
             yield run, LocalRunner(on_command=run.command)
+        except KvdeployError as e:
+            run.line(f"error: {e.message}")  # main shows it, when this log is closed already
+            raise
         finally:
             app.ui.on_line = None

@@ -28,7 +28,7 @@ def down(app: App, file: Path | None, cluster: str | None, as_json: bool) -> Non
     if not store.exists():
         _say(store.cluster, [], as_json=as_json)
         return
-    with recorded(app, store, "down"):
+    with recorded(app, store, "down") as (run, _):
         processes = Processes(store.processes)
         names = processes.names()
         with app.ui.step(f"stop {', '.join(names) or 'nothing'}") as step:
@@ -43,7 +43,7 @@ def down(app: App, file: Path | None, cluster: str | None, as_json: bool) -> Non
         if left:
             msg = f"still alive: {', '.join(left)}"
             raise FleetError(msg, hint="Run 'kvdeploy down' again; look with 'ps'.")
-        store.forget_fleet()
+        store.forget_fleet(run)
     _say(store.cluster, names, as_json=as_json)
 
 

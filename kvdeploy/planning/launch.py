@@ -156,6 +156,9 @@ def _environment(spec: ClusterSpec, place: EnginePlace, *, cpu: bool) -> dict[st
         # The router foretells prefill's request id, so that decode's heartbeats renew its lease.
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(spec.runtime.start_timeout_s)),
+        # The router closes idle connections, never the engine: an engine that stood still for
+        # over 5 s would else throw away a request that waits on a connection it then closes.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONSAFEPATH": "1",

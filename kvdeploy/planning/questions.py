@@ -1,12 +1,13 @@
 """What smoke asks. Pure: the same nonce makes the same questions.
 
 Texts are plain words, so that any tokenizer makes of them what it makes of a user's prompts.
-Each begins with a nonce of its own: nothing of it can be in a prefix cache from an earlier run.
+Each begins with a nonce of its own and is salted with one: nothing of it can be in a prefix
+cache from an earlier run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 ANSWER_TOKENS: Final = 24
@@ -25,11 +26,13 @@ class Question:
 
     rung: str
     text: str
+    salt: str
+    """Prefix caches are shared under the same salt only: what a chat template puts before every
+    prompt is not in the cache from an earlier climb."""
     endpoint: Endpoint = "/v1/completions"
     stream: bool = False
     follows: str = ""
     """Text of the question before, with which it shares its beginning."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def body(self, model: str) -> dict[str, Any]:
         """The request as a client would send it; greedy, of fixed length, with token ids back."""
@@ -41,7 +44,7 @@ class Question:
             "ignore_eos": True,
             "return_token_ids": True,
             "stream": self.stream,
-            **self.extra,
+            "cache_salt": self.salt,
         }
         if self.endpoint == "/v1/completions":
             return asked | {"prompt": self.text}
@@ -71,35 +74,42 @@ def pair_questions(nonce: str, *, words_long: int) -> tuple[Question, ...]:
     """What every pair is asked, in this order; `words_long` words are more than 4 KV blocks."""
     long = words(f"{nonce}-long", words_long)
     return (
-        Question(rung="tokens/short", text=words(f"{nonce}-short", 4)),
-        Question(rung="tokens/long", text=long),
+        Question(rung="tokens/short", text=words(f"{nonce}-short", 4), salt=nonce),
+        Question(rung="tokens/long", text=long, salt=nonce),
         Question(
             rung="tokens/prefix",
             text=f"{long[: len(long) * 2 // 3]} but then {words('other', words_long // 4)}",
             follows=long,
+            salt=nonce,
         ),
         Question(
             rung="tokens/chat",
             text=words(f"{nonce}-chat", words_long // 3),
             endpoint="/v1/chat/completions",
+            salt=nonce,
         ),
-        Question(rung="tokens/stream", text=words(f"{nonce}-stream", words_long // 2), stream=True),
+        Question(
+            rung="tokens/stream",
+            text=words(f"{nonce}-stream", words_long // 2),
+            stream=True,
+            salt=nonce,
+        ),
     )
 
 
 def proof_question(nonce: str, *, words_long: int) -> Question:
     """The one question that `up` asks every pair."""
-    return Question(rung="tokens", text=words(f"{nonce}-proof", words_long // 3))
+    return Question(rung="tokens", text=words(f"{nonce}-proof", words_long // 3), salt=nonce)
 
 
 def control_question(nonce: str) -> Question:
     """What is asked while prefill is stopped. It fits every model: only that may make it fail."""
-    return Question(rung="control", text=words(f"{nonce}-control", 2))
+    return Question(rung="control", text=words(f"{nonce}-control", 2), salt=nonce)
 
 
 def recovery_question(nonce: str) -> Question:
     """What is asked when prefill runs again."""
-    return Question(rung="tokens/recovered", text=words(f"{nonce}-after", 13))
+    return Question(rung="tokens/recovered", text=words(f"{nonce}-after", 13), salt=nonce)
 
 
 def concurrent_questions(nonce: str, count: int, *, words_long: int) -> tuple[Question, ...]:
@@ -109,6 +119,7 @@ def concurrent_questions(nonce: str, count: int, *, words_long: int) -> tuple[Qu
             rung="tokens/concurrent",
             text=words(f"{i}-{nonce}-at-once", max(4, words_long * (i + 1) // (count + 1))),
             stream=i % 2 == 1,
+            salt=f"{i}-{nonce}",
         )
         for i in range(count)
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvdeploy.adapters.local import machine, runtime
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
-from kvdeploy.errors import ToolError
+from kvdeploy.errors import CheckError, ToolError
 from kvdeploy.model.catalog import RUNTIME_DISK_GIB
 from kvdeploy.planning.checks import memory_needed_gib
 from kvdeploy.proc import Command
@@ -93,9 +93,19 @@ def _runtime(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
         return
     if spec.runtime.python is not None:
         named = named_python(spec.runtime.python, root)
-        found = runtime.quick_versions(named, spec.runtime.env, runner)
-        text = ", ".join(f"{k} {v}" for k, v in found.items())
-        yield Symptom(what=f"runtime {named}", found=text, needed="vllm, nixl", verdict="ok")
+        try:
+            found = runtime.quick_versions(named, spec.runtime.env, runner)
+        except CheckError:
+            found = {}
+        # What comes by runtime.env, e.g. a PYTHONPATH, may have no metadata: `up` imports it.
+        good = {"vllm", "nixl"} <= found.keys() or (found and spec.runtime.env)
+        yield Symptom(
+            what=f"runtime {named}",
+            found=", ".join(f"{k} {v}" for k, v in found.items()) or "no Python interpreter",
+            needed="vllm, nixl",
+            verdict="ok" if good else "missing",
+            hint="Name an interpreter that has both in runtime.python, or leave it out.",
+        )
         return
     device = device_of(spec, runner)
     python = runtime.built_python(device)

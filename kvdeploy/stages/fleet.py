@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvdeploy import __version__
 from kvdeploy.adapters import http
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.store import write_text
@@ -42,6 +44,7 @@ class LocalFleetStage:
 
     def inputs(self, results: Results) -> Mapping[str, Any]:
         return {
+            "kvdeploy": __version__,  # another one may start the same fleet in another way
             "spec": self._spec.model_dump(include={"name", "fleet", "connector", "router"}),
             "model": self._spec.model.model_dump(exclude={"id", "revision"}),
             "runtime": dict(results["runtime"]),
@@ -85,7 +88,8 @@ class LocalFleetStage:
         except BaseException:
             # Nothing half-started is left; what ran before this run still runs.
             for name in started:
-                self._processes.stop(name)
+                with suppress(FleetError):  # the first error is the one to tell
+                    self._processes.stop(name)
             raise
         return plan.model_copy(update={"generations": self._generations(plan)}).model_dump()
 

@@ -141,6 +141,10 @@ class Smoke:
 
     def _moved(self, subject: str, writer: EngineCounters, expected: int) -> None:
         """That bytes moved at all, and that they are as many as the geometry says."""
+        if not expected:
+            message = "no question fits model.max_length, so none was asked"
+            self.rungs.append(_rung(PUSHED, subject, Verdict.NOT_APPLICABLE, message))
+            return
         if writer.pushed_bytes > 0:
             message = f"{writer.pushed_bytes:,} bytes moved"
             self.rungs.append(_rung(PUSHED, subject, Verdict.PASSED, message))
@@ -268,7 +272,7 @@ class Smoke:
         return max(1, int(room / self._tokens_a_word()) - 4)
 
     def _tokens_a_word(self) -> float:
-        sample = questions.Question(rung="", text=questions.words(self.nonce, 64))
+        sample = questions.Question(rung="", salt="", text=questions.words(self.nonce, 64))
         return len(self.asker.tokens_of(sample)) / 65
 
     def _expected_bytes(self, question: Question) -> int:
@@ -312,7 +316,9 @@ def _earlier(question: Question) -> tuple[Question, ...]:
     """The question whose blocks decode must hold when `question` is asked; none for most."""
     if not question.follows:
         return ()
-    return (questions.Question(rung="", text=question.follows, endpoint=question.endpoint),)
+    return (
+        questions.Question(rung="", salt="", text=question.follows, endpoint=question.endpoint),
+    )
 
 
 def _worst_of(rungs: Sequence[RungReport]) -> list[RungReport]:

@@ -461,7 +461,7 @@ def test_a_model_is_fetched_by_the_runtime(
     seen, asked = tmp_path / "env", tmp_path / "argv"
     python = script(
         tmp_path / "python",
-        f"env > {seen}\nfor w in \"$@\"; do echo \"$w\"; done > {asked}\n"
+        f'env > {seen}\nfor w in "$@"; do echo "$w"; done > {asked}\n'
         "echo 'Fetching 3 files' >&2\necho\necho '{\"path\": \"/c/hub/snapshot\"}'",
     )
     said: list[str] = []

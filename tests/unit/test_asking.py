@@ -14,7 +14,9 @@ def completion(**choice: Any) -> Answer:
 
 
 def stream(*choices: dict[str, Any] | None, body: Any = None) -> Answer:
-    events = tuple({"choices": [c]} if c is not None else {"choices": []} for c in choices)
+    events: tuple[dict[str, Any], ...] = tuple(
+        {"choices": [] if c is None else [c]} for c in choices
+    )
     return Answer(status=200, events=events, done=True, body=body)
 
 

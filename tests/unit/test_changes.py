@@ -36,9 +36,7 @@ def test_the_same_file_changes_nothing() -> None:
         ),
         (
             {"model": {"served_name": "m"}},
-            FieldChange(
-                path="model.served_name", was="(not set)", wanted="m", does=Change.RESTART
-            ),
+            FieldChange(path="model.served_name", was="(not set)", wanted="m", does=Change.RESTART),
         ),
         (
             {"runtime": {"start_timeout_s": 60}},

@@ -87,7 +87,9 @@ def read_request(connection: socket.socket) -> str:
 
 
 def whole(body: str, *, kind: str = JSON, status: str = "200 OK", extra: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+    )
     return (head + body).encode()
 
 

@@ -88,7 +88,9 @@ def test_the_controls_question_fits_the_shortest_model_even_in_bytes() -> None:
     assert 1 + len(control_question(NONCE).text) + ANSWER_TOKENS <= shortest
 
 
-def test_at_once_there_are_as_many_as_asked_for_of_different_lengths_half_of_them_streamed() -> None:
+def test_at_once_there_are_as_many_as_asked_for_of_different_lengths_half_of_them_streamed() -> (
+    None
+):
     asked = concurrent_questions("n1", 6, words_long=90)
     assert len({len(q.text.split()) for q in asked}) == 6
     assert [q.stream for q in asked] == [False, True] * 3
@@ -96,7 +98,7 @@ def test_at_once_there_are_as_many_as_asked_for_of_different_lengths_half_of_the
 
 
 def test_a_completions_body_whole() -> None:
-    question = Question(rung="r", text="hello", stream=True, extra={"top_p": 1})
+    question = Question(rung="r", text="hello", stream=True, salt="n1")
     assert question.body("m") == {
         "model": "m",
         "max_tokens": ANSWER_TOKENS,
@@ -105,13 +107,13 @@ def test_a_completions_body_whole() -> None:
         "ignore_eos": True,
         "return_token_ids": True,
         "stream": True,
-        "top_p": 1,
+        "cache_salt": "n1",
         "prompt": "hello",
     }
 
 
 def test_a_chat_body_has_messages_instead_of_a_prompt() -> None:
-    question = Question(rung="r", text="hello", endpoint="/v1/chat/completions")
+    question = Question(rung="r", text="hello", salt="s", endpoint="/v1/chat/completions")
     body = question.body("m")
     assert body["messages"] == [{"role": "user", "content": "hello"}]
     assert "prompt" not in body
@@ -127,7 +129,7 @@ def test_a_chat_body_has_messages_instead_of_a_prompt() -> None:
 def test_the_reference_is_asked_the_same_unstreamed_and_for_its_odds(
     endpoint: str, odds: dict[str, object]
 ) -> None:
-    question = Question(rung="r", text="hello", endpoint=endpoint, stream=True)  # type: ignore[arg-type]
+    question = Question(rung="r", text="hello", salt="s", endpoint=endpoint, stream=True)  # type: ignore[arg-type]
     assert question.reference_body("m") == question.body("m") | {
         "stream": False,
         "return_tokens_as_token_ids": True,
@@ -136,8 +138,8 @@ def test_the_reference_is_asked_the_same_unstreamed_and_for_its_odds(
 
 
 def test_what_is_tokenized_is_what_is_asked() -> None:
-    plain = Question(rung="r", text="hello")
-    chat = Question(rung="r", text="hello", endpoint="/v1/chat/completions")
+    plain = Question(rung="r", text="hello", salt="s")
+    chat = Question(rung="r", text="hello", salt="s", endpoint="/v1/chat/completions")
     assert plain.tokenize_body("m") == {"model": "m", "prompt": "hello"}
     assert chat.tokenize_body("m") == {
         "model": "m",

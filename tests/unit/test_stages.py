@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kvdeploy.adapters.local import machine, runtime
+from kvdeploy.adapters.local import runtime
 from kvdeploy.adapters.local.processes import Observed
 from kvdeploy.adapters.local.supervisor import digest_of
 from kvdeploy.adapters.store import write_text
@@ -129,7 +129,9 @@ def test_a_named_runtime_is_looked_at_and_kept_as_it_was_called(tmp_path: Path) 
     ids=["the same", "another torch", "another nixl", "another python", "vllm is gone"],
 )
 def test_a_named_runtime_holds_while_its_packages_are_the_same(
-    tmp_path: Path, now: Mapping[str, str], holds: bool  # noqa: FBT001
+    tmp_path: Path,
+    now: Mapping[str, str],
+    holds: bool,  # noqa: FBT001
 ) -> None:
     stage = RuntimeStage(cluster(runtime=NAMED), probing("quick", now), "cpu", tmp_path)
     assert stage.holds(known()) is holds
@@ -532,7 +534,7 @@ def test_a_failure_stops_what_was_started_and_only_that(stand: Stand) -> None:
 
 
 @real
-def test_an_interrupt_stops_what_was_started(stand: Stand, monkeypatch: Any) -> None:
+def test_an_interrupt_stops_what_was_started(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_spec: LaunchSpec) -> bool:
         if "start decode-0" in stand.processes.done:
             raise KeyboardInterrupt

@@ -42,9 +42,8 @@ def test_without_a_terminal_a_step_is_a_line_at_each_end() -> None:
 
 def test_a_step_that_fails_ends_with_another_mark_and_its_error_goes_on() -> None:
     screen = Screen()
-    with pytest.raises(ValueError, match="boom"), Ui(err=screen).step("start the fleet"):
-        msg = "boom"
-        raise ValueError(msg)
+    with pytest.raises(ZeroDivisionError), Ui(err=screen).step("start the fleet"):
+        _ = 1 / 0
     assert screen.lines == ["-> start the fleet", "!! start the fleet (T)"]
 
 
@@ -72,7 +71,7 @@ def test_after_its_end_a_step_says_nothing_more(monkeypatch: pytest.MonkeyPatch)
     screen = Screen()
     with Ui(err=screen).step("x"):
         pass
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert screen.lines[-1] == "ok x (T)"
 
 

@@ -237,7 +237,7 @@ def _pins(text: str) -> list[str]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """Leading numbers of a version: '0.32.0+cpu' -> (0, 32, 0)."""
+    """Leading numbers of a version: '1.2.0+cpu' -> (1, 2, 0)."""
     found = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(n) for n in found[0].split(".")) if found else ()
 
