@@ -125,7 +125,7 @@ def session_members(leader: int, *, since: float | None = None) -> list[int]:
 
 
 def resident_gib(pids: Iterable[int]) -> float:
-    """Resident memory of processes, pages shared among them counted once each (USS + shared)."""
+    """Resident memory of processes; a page that several of them share counts for each."""
     total = 0
     for pid in pids:
         try:

@@ -1,0 +1,55 @@
+# Two commands do all the set-up on a fresh machine with Python (3.11 or newer) and pip:
+#   make demo   a fleet on this machine, one streamed completion, the smoke ladder, and down again
+#   make test   every test; `make check` is the quick part of it
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+KV     := $(BIN)/kvdeploy
+
+.PHONY: demo test check lint types unit e2e bench clean
+
+demo: $(VENV)/.installed
+	$(KV) doctor
+	@# Whatever happens from here on, what was started is stopped.
+	@trap '$(KV) down' EXIT; set -ex; \
+	  $(KV) up; \
+	  $(BIN)/python examples/stream.py 'The harbour lights went out one by one'; \
+	  $(KV) smoke
+
+test: check e2e
+
+check: lint types unit
+
+lint: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict examples
+
+types: $(VENV)/.developing
+	$(BIN)/mypy
+
+unit: $(VENV)/.developing
+	$(BIN)/python -m pytest tests --ignore tests/e2e
+
+# Real vLLM engines on this machine. The first run builds their runtime (2 GB).
+e2e: $(VENV)/.developing
+	$(BIN)/python -m pytest tests/e2e --durations=0
+
+bench: $(VENV)/.developing
+	$(BIN)/python benchmarks/first_light.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.developing: pyproject.toml $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
