@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -14,13 +16,12 @@ import pytest
 from kvdeploy.adapters.local import hub, runtime
 from kvdeploy.errors import CheckError, ToolError
 from kvdeploy.model.outputs import RuntimeOutputs
-from kvdeploy.proc import LocalRunner, Outcome
+from kvdeploy.proc import Command, LocalRunner, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvdeploy.model.outputs import Device
-    from kvdeploy.proc import Command
 
 pytestmark = pytest.mark.real_process
 
@@ -272,7 +273,7 @@ def test_a_runtime_is_a_venv_then_pip_then_an_import(builder: Builder, cache: Pa
     python = str(builder.home / "bin" / "python")
     assert builder.home == cache / "runtimes" / f"cpu-{runtime.lock_digest('cpu')}"
     venv, pip, probe = builder.commands
-    assert venv.argv == (sys.executable, "-m", "venv", str(builder.home))
+    assert venv.argv == (sys.executable, "-m", "venv", "--clear", str(builder.home))
     assert pip.argv == (
         *(python, "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"),
         *("--disable-pip-version-check", "-r", str(builder.home / "lock.txt")),
@@ -290,6 +291,40 @@ def test_a_whole_runtime_is_taken_as_it_is(builder: Builder) -> None:
     builder.commands.clear()
     assert build(builder) == first
     assert builder.commands == []
+
+
+def test_a_half_made_environment_is_made_again(builder: Builder) -> None:
+    """venv was killed while it installed pip: what is there may look whole."""
+    (builder.home / "bin").mkdir(parents=True)
+    (builder.home / "bin" / "pip").touch()
+    build(builder)
+    assert builder.kinds == ["venv", "pip", "probe"]
+
+
+def test_a_build_is_locked_until_the_last_of_its_programs_has_ended(
+    builder: Builder, tmp_path: Path
+) -> None:
+    """Whoever comes after a killed kvdeploy must not meet a pip that still installs."""
+    build(builder)
+    venv, pip, probe = builder.commands
+    assert len(venv.keep_fds) == len(pip.keep_fds) == 1
+    assert probe.keep_fds == ()
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    heard = threading.Event()
+    program = "import time; print(1, flush=True); time.sleep(1)"
+    command = Command(argv=(sys.executable, "-c", program), keep_fds=(lock,))
+    thread = threading.Thread(
+        target=lambda: LocalRunner().run(command, on_line=lambda _: heard.set())
+    )
+    thread.start()
+    assert heard.wait(5)
+    os.close(lock)  # as if we had been killed
+    with (tmp_path / "lock").open() as again:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        thread.join()
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_pips_progress_is_told_package_by_package(builder: Builder) -> None:
@@ -359,7 +394,8 @@ def test_a_python_without_venv_says_how_to_get_it(builder: Builder) -> None:
     with pytest.raises(ToolError) as caught:
         build(builder)
     assert caught.value.message == (
-        f"{sys.executable} -m venv {builder.home} failed (exit 1):\nensurepip is not available"
+        f"{sys.executable} -m venv --clear {builder.home} failed (exit 1):\n"
+        "ensurepip is not available"
     )
     assert caught.value.hint == "On Debian and Ubuntu: apt install python3-venv"
 

@@ -38,6 +38,11 @@ def ensure_model(
         CheckError: there is no such model, no access, or no network.
     """
     say(f"fetching {model_id} unless it is cached")
+
+    def on_line(line: str) -> None:
+        if line.strip() and not line.startswith("{"):  # the last line is the answer
+            say(f"fetching {model_id}: {line.strip()[-60:]}")
+
     what = "weights" if weights else "shape"
     with resources.as_file(resources.files("kvdeploy.probes") / "hub.py") as program:
         outcome = runner.run(
@@ -50,7 +55,7 @@ def ensure_model(
                 drop_env=(*FOREIGN_ENV, "HF_HUB_OFFLINE"),
                 timeout_s=FETCH_TIMEOUT_S,
             ),
-            on_line=lambda line: say(f"fetching {model_id}: {line.strip()[-60:]}"),
+            on_line=on_line,
         )
     try:
         answer = json.loads(outcome.stdout.strip().splitlines()[-1])

@@ -76,16 +76,17 @@ def build(device: Device, runner: Runner, say: Callable[[str], None]) -> Runtime
     python = built_python(device)
     home = python.parent.parent
     marker = home / "complete.json"
-    with _building(home, say):
+    with _building(home, say) as lock_fd:
         if is_whole(python):
             return RuntimeOutputs.model_validate_json(marker.read_text(encoding="utf-8"))
         marker.unlink(missing_ok=True)
-        if not (home / "bin" / "pip").exists():
+        if not (home / "made.txt").exists():  # an interrupted one may lack half of pip
             say("making the virtual environment")
-            _run(runner, (sys.executable, "-m", "venv", str(home)), timeout_s=300)
+            _make_venv(home, runner, lock_fd)
+            write_text(home / "made.txt", f"by {sys.executable}\n")
         lock = home / "lock.txt"
         write_text(lock, lock_text(device))
-        _install(python, lock, device, runner, say)
+        _install(python, lock, device, runner, say, lock_fd=lock_fd)
         say("importing vllm and nixl")
         outputs = inspect(str(python), device, {}, runner, built=True)
         write_text(marker, outputs.model_dump_json(indent=2) + "\n")
@@ -165,7 +166,13 @@ def _probe(python: str, env: Mapping[str, str], runner: Runner, how: str) -> dic
 
 
 def _install(
-    python: Path, lock: Path, device: Device, runner: Runner, say: Callable[[str], None]
+    python: Path,
+    lock: Path,
+    device: Device,
+    runner: Runner,
+    say: Callable[[str], None],
+    *,
+    lock_fd: int,
 ) -> None:
     total = len(_pins(lock_text(device)))
     seen = 0
@@ -186,6 +193,7 @@ def _install(
             argv=(*argv, "--disable-pip-version-check", "-r", str(lock)),
             drop_env=FOREIGN_ENV,
             timeout_s=BUILD_TIMEOUT_S,
+            keep_fds=(lock_fd,),
         ),
         on_line=on_line,
     )
@@ -205,8 +213,12 @@ def _pip_hint(outcome: Outcome, device: Device) -> str:
 
 
 @contextmanager
-def _building(home: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time; the others wait for it and find its work done."""
+def _building(home: Path, say: Callable[[str], None]) -> Iterator[int]:
+    """One builder at a time; the others wait for it and find its work done.
+
+    Yields the lock's file descriptor. Programs that build inherit it: should we be killed, the
+    lock is held until they have ended too, and no two of them ever work on one environment.
+    """
     home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_suffix(".lock").open("w") as f:
 
@@ -221,11 +233,18 @@ def _building(home: Path, say: Callable[[str], None]) -> Iterator[None]:
         if wait_for(try_lock, timeout_s=BUILD_TIMEOUT_S, interval_s=1) is None:
             msg = f"another kvdeploy has been building {home} for over an hour"
             raise ToolError(msg, hint="Find it with 'ps' and stop it, then run this again.")
-        yield
+        yield f.fileno()
 
 
-def _run(runner: Runner, argv: tuple[str, ...], *, timeout_s: float) -> None:
-    outcome = runner.run(Command(argv=argv, drop_env=FOREIGN_ENV, timeout_s=timeout_s))
+def _make_venv(home: Path, runner: Runner, lock_fd: int) -> None:
+    outcome = runner.run(
+        Command(
+            argv=(sys.executable, "-m", "venv", "--clear", str(home)),
+            drop_env=FOREIGN_ENV,
+            timeout_s=300,
+            keep_fds=(lock_fd,),
+        )
+    )
     if outcome.code != 0 or outcome.timed_out:
         msg = f"{outcome.command} failed (exit {outcome.code}):\n{outcome.tail(6)}"
         raise ToolError(msg, hint="On Debian and Ubuntu: apt install python3-venv")

@@ -1,0 +1,76 @@
+"""A model hub on loopback that knows one model and remembers what it was asked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMIT = "0" * 40
+
+
+@dataclass
+class Hub:
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def run_hub(model_id: str, folder: Path) -> Iterator[Hub]:
+    """Serve the files of `folder` as `model_id`, in the words of the hub's HTTP interface."""
+    hub = Hub()
+    files = sorted(folder.iterdir())
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            path = self.path.split("?")[0]
+            hub.asked.append(f"{self.command} {path}")
+            found = self._find(path)
+            self.send_response(200 if found is not None else 404)
+            if found is None:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(found or b"")))
+            self.send_header("ETag", f'"{hashlib.sha256(found or b"").hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if with_body:
+                self.wfile.write(found or b"")
+
+        @staticmethod
+        def _find(path: str) -> bytes | None:
+            if path.startswith(f"/api/models/{model_id}/tree/"):
+                tree = [
+                    {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": p.name}
+                    for p in files
+                ]
+                return json.dumps(tree).encode()
+            if path.startswith(f"/api/models/{model_id}/"):
+                siblings = [{"rfilename": p.name} for p in files]
+                return json.dumps({"id": model_id, "sha": COMMIT, "siblings": siblings}).encode()
+            file = folder / path.rpartition("/")[2]
+            if path == f"/{model_id}/resolve/{COMMIT}/{file.name}" and file.exists():
+                return file.read_bytes()
+            return None
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield hub
+        server.shutdown()
