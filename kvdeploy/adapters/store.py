@@ -51,6 +51,7 @@ class Store:
         self.dir = root / ".kvdeploy" / cluster
         self.processes = self.dir / "processes"
         self.router_config = self.dir / "router.json"
+        self.runs = self.dir / "runs"
         self._record = self.dir / "record.json"
 
     def exists(self) -> bool:
@@ -130,7 +131,7 @@ class Store:
 
     def new_run(self, verb: str) -> RunLog:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        return RunLog(self.dir / "runs" / f"{stamp}-{verb}")
+        return RunLog(self.runs / f"{stamp}-{verb}")
 
 
 class RunLog:

@@ -36,7 +36,7 @@ def logs(
     store = find(app, app.root / file if file else None, cluster)
     names = Processes(store.processes).names()
     if not names:
-        click.echo(f"{store.cluster}: nothing runs, so nothing is said", err=True)
+        click.echo(f"{store.cluster}: nothing runs; earlier logs are in {store.runs}", err=True)
         return
     if process is not None and process not in names:
         msg = f"no process {process!r} in cluster {store.cluster!r}: there are {', '.join(names)}"

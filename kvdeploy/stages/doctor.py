@@ -135,9 +135,14 @@ def _tools(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
         hint="Install Terraform.",
     )
     for name in ("ansible-core", "ansible-runner", "boto3"):
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = "none"
         yield Symptom(
             what=name,
-            found=metadata.version(name),
+            found=found,
             needed="for target aws" if not aws else "any",
-            verdict="ok",
+            verdict="ok" if found != "none" else "missing" if aws else "not needed",
+            hint=f"Install {name}, or kvdeploy as a whole, with pip.",
         )

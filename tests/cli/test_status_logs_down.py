@@ -55,8 +55,12 @@ def store(tmp_path: Path) -> Store:
         (("status",), "local: nothing runs\n", ""),
         (("status", "--name", "demo"), "demo: nothing runs\n", ""),
         (("down",), "down: local: nothing runs, nothing is left\n", ""),
-        (("logs",), "", "local: nothing runs, so nothing is said\n"),
-        (("logs", "anything"), "", "local: nothing runs, so nothing is said\n"),
+        (("logs",), "", "local: nothing runs; earlier logs are in {root}/.kvdeploy/local/runs\n"),
+        (
+            ("logs", "anything"),
+            "",
+            "local: nothing runs; earlier logs are in {root}/.kvdeploy/local/runs\n",
+        ),
     ],
 )
 def test_when_nothing_is_up_everybody_says_so_and_nothing_is_made(
@@ -64,7 +68,7 @@ def test_when_nothing_is_up_everybody_says_so_and_nothing_is_made(
 ) -> None:
     assert run(tmp_path, *argv) == (0, "")
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == (out, err)
+    assert (shown.out, shown.err) == (out, err.format(root=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
