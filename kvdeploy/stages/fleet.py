@@ -79,6 +79,9 @@ class LocalFleetStage:
                 self._processes.forget(stray)
             write_text(self._config_path, plan.router_config.model_dump_json(indent=2) + "\n")
             for spec in wanted:
+                if self._processes.observe(spec.name).frozen:
+                    step.update(f"thawing {spec.name}")  # a smoke was killed in its control
+                    self._processes.resume(spec.name)
                 if not self._processes.runs(spec):
                     step.update(f"starting {spec.name}")
                     started.append(spec.name)

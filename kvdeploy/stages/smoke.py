@@ -12,22 +12,21 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kvdeploy.model.reports import PUSHED, RungReport, SmokeReport, Verdict
-from kvdeploy.planning import questions, sizing, verdicts
+from kvdeploy.model.reports import SmokeReport, Verdict
+from kvdeploy.planning import questions, verdicts
 from kvdeploy.polling import wait_for
-from kvdeploy.stages.asking import Asker, read_run
+from kvdeploy.stages.asking import Asker
+from kvdeploy.stages.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvdeploy.adapters import http
     from kvdeploy.adapters.local.processes import Processes
     from kvdeploy.model.counters import EngineCounters
     from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
     from kvdeploy.model.routing import Engine
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.questions import Question
-    from kvdeploy.planning.verdicts import TokenRun
     from kvdeploy.stages.base import Step
 
 AT_ONCE: Final = 8
@@ -51,10 +50,8 @@ class Smoke:
     ) -> None:
         self.spec, self.processes, self.step = spec, processes, step
         self.asker = Asker(fleet)
-        self.block = spec.connector.block_size
-        self.geometry = sizing.parse_geometry(model.config, dtype=spec.model.dtype)
+        self.ledger = Ledger(spec, model)
         self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
-        self.rungs: list[RungReport] = []
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -66,7 +63,7 @@ class Smoke:
         before = self.asker.counters()
         for prefill, decode in self.asker.pairs:
             # What differs comes first: a block in common would be in decode's cache already.
-            nonce = f"{len(self.rungs)}{self.nonce}"
+            nonce = f"{len(self.ledger.rungs)}{self.nonce}"
             asked = questions.pair_questions(nonce, words_long=words_long)
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
@@ -88,7 +85,7 @@ class Smoke:
             started_at=self.started_at,
             seconds=round(time.monotonic() - self.started, 2),
             pairs=tuple(_name(p, d) for p, d in self.asker.pairs),
-            rungs=tuple(self.rungs),
+            rungs=tuple(self.ledger.rungs),
         )
 
     # --- one pair --------------------------------------------------------------------------
@@ -98,68 +95,22 @@ class Smoke:
         before, expected = self.asker.counters(), 0
         for question in self._fitting(pair, asked):
             self.step.update(f"{pair}: {question.rung}")
-            with self._timed():
+            with self.ledger.timed():
                 reference = self.asker.reference(question)
                 answer = self.asker.ask(question, pair)
-                self._tokens(question.rung, pair, reference, answer)
+                self.ledger.judge_tokens(question.rung, pair, reference, answer)
             expected += self._expected_bytes(question)
         self.step.update(f"{pair}: counters")
-        with self._timed():
+        with self.ledger.timed():
             writer = self._writer(prefill, decode)
             after = self.asker.settled(
                 lambda seen: (seen[writer] - before[writer]).pushed_bytes >= expected
             )
             delta = {name: after[name] - before[name] for name in after}
-            self._moved(pair, delta[writer], expected)
-            self.rungs += [
-                verdicts.judge_failures(pair, delta[prefill.name] + delta[decode.name]),
-                verdicts.judge_local_compute(
-                    pair, local_tokens=delta[decode.name].local_tokens, allowed=0
-                ),
-            ]
-
-    def _tokens(self, rung: str, subject: str, reference: TokenRun, answer: http.Answer) -> None:
-        alone = rung not in ("tokens/prefix", "tokens/concurrent")
-        near_tie = verdicts.NEAR_TIE if alone else verdicts.NEAR_TIE_OTHER_SHAPE
-        if answer.status != 200:
-            message = f"the router answered {answer.status or 'nothing'}: {answer.message}"
-            self.rungs.append(_rung(rung, subject, Verdict.FAILED, message))
-        elif self.spec.model.load_format == "dummy":
-            message = "dummy weights: every token is as likely as any, so equal ones prove nothing"
-            self.rungs.append(_rung(rung, subject, Verdict.NOT_APPLICABLE, message))
-        elif answer.events and not answer.done:
-            self.rungs.append(
-                _rung(rung, subject, Verdict.FAILED, "the stream ended without [DONE]")
-            )
-        else:
-            got = read_run(answer)
-            self.rungs.append(
-                verdicts.judge_tokens(
-                    rung, subject, reference=reference, got=got, near_tie=near_tie
-                )
-            )
-
-    def _moved(self, subject: str, writer: EngineCounters, expected: int) -> None:
-        """That bytes moved at all, and that they are as many as the geometry says."""
-        if not expected:
-            message = "no question fits model.max_length, so none was asked"
-            self.rungs.append(_rung(PUSHED, subject, Verdict.NOT_APPLICABLE, message))
-            return
-        if writer.pushed_bytes > 0:
-            message = f"{writer.pushed_bytes:,} bytes moved"
-            self.rungs.append(_rung(PUSHED, subject, Verdict.PASSED, message))
-        else:
-            message = "no KV bytes moved: decode did without prefill"
-            self.rungs.append(_rung(PUSHED, subject, Verdict.FAILED, message))
-        if not self.geometry.uniform:
-            message = f"the size cannot be foretold: {self.geometry.reason}"
-            self.rungs.append(_rung("bytes", subject, Verdict.NOT_APPLICABLE, message))
-            return
-        self.rungs.append(
-            verdicts.judge_bytes(
-                subject, expected=expected, pushed=writer, block_bytes=self._block_bytes()
-            )
-        )
+            self.ledger.judge_moved(pair, delta[writer], expected)
+            both = delta[prefill.name] + delta[decode.name]
+            self.ledger.add(verdicts.judge_failures(pair, both))
+            self.ledger.judge_local(pair, delta[decode.name])
 
     # --- the fleet ------------------------------------------------------------------------
 
@@ -168,14 +119,13 @@ class Smoke:
         fitting = list(self._fitting("router", asked))
         if not fitting:
             return
-        with self._timed():
+        with self.ledger.timed():
             references = [self.asker.reference(q) for q in fitting]
             before = self.asker.counters()
             answers = self.asker.ask_at_once(fitting)
-            known = len(self.rungs)
-            for question, reference, answer in zip(fitting, references, answers, strict=True):
-                self._tokens(question.rung, "router", reference, answer)
-            self.rungs[known:] = _worst_of(self.rungs[known:])
+            with self.ledger.merged():
+                for question, reference, answer in zip(fitting, references, answers, strict=True):
+                    self.ledger.judge_tokens(question.rung, "router", reference, answer)
             expected = sum(self._expected_bytes(q) for q in fitting)
             writers = self._writers()
 
@@ -184,8 +134,8 @@ class Smoke:
 
             after = self.asker.settled(lambda seen: moved(seen) >= expected)
             total = _sum([after[w] - before[w] for w in writers])
-            self._moved("router", total, expected)
-            self.rungs.append(
+            self.ledger.judge_moved("router", total, expected)
+            self.ledger.add(
                 verdicts.judge_failures("router", _sum([after[n] - before[n] for n in after]))
             )
 
@@ -194,14 +144,14 @@ class Smoke:
         subject = "prefill stopped"
         if self.processes is None:
             message = "this target's prefill cannot be stopped from here"
-            self.rungs.append(_rung("control", subject, Verdict.NOT_APPLICABLE, message))
+            self.ledger.note("control", subject, Verdict.NOT_APPLICABLE, message)
             return
         question = questions.control_question(self.nonce)
         self.step.update("control: prefill is stopped, a request must fail")
-        with self._timed():
+        with self.ledger.timed():
             with self._frozen(self.processes):
                 answer = self.asker.ask(question, timeout_s=CONTROL_DEADLINE_S)
-            self.rungs.append(
+            self.ledger.add(
                 verdicts.judge_control(
                     subject,
                     status=answer.status or None,
@@ -227,7 +177,7 @@ class Smoke:
     def _recovery(self, before: dict[str, EngineCounters]) -> None:
         """The control must leave nothing behind: right answers, and every block given back."""
         self.step.update("recovery: prefill runs again")
-        with self._timed():
+        with self.ledger.timed():
             wait_for(
                 lambda: True if self.asker.is_ready() else None,
                 timeout_s=RECOVERY_S,
@@ -236,13 +186,15 @@ class Smoke:
             asked = (questions.recovery_question(self.nonce),)
             for question in self._fitting("router", asked):
                 reference = self.asker.reference(question)
-                self._tokens(question.rung, "router", reference, self.asker.ask(question))
+                self.ledger.judge_tokens(
+                    question.rung, "router", reference, self.asker.ask(question)
+                )
             names = [d.name for d in self.asker.decodes]
             after = self.asker.settled(
                 lambda seen: all(seen[n].kv_cache_usage <= before[n].kv_cache_usage for n in names)
             )
             for name in names:
-                self.rungs.append(
+                self.ledger.add(
                     verdicts.judge_leak(
                         name,
                         usage_before=before[name].kv_cache_usage,
@@ -261,10 +213,10 @@ class Smoke:
                 yield question
                 continue
             message = f"needs {count} tokens, and model.max_length leaves room for {room}"
-            self.rungs.append(_rung(question.rung, subject, Verdict.NOT_APPLICABLE, message))
+            self.ledger.note(question.rung, subject, Verdict.NOT_APPLICABLE, message)
 
     def _words_long(self) -> int:
-        return math.ceil(LONG_BLOCKS * self.block / self._tokens_a_word())
+        return math.ceil(LONG_BLOCKS * self.spec.connector.block_size / self._tokens_a_word())
 
     def _words_that_fit(self) -> int:
         """Words of a prompt that model.max_length surely has room for, beside its nonce."""
@@ -281,18 +233,7 @@ class Smoke:
         for earlier in _earlier(question):
             pairs = zip(tokens, self.asker.tokens_of(earlier), strict=False)
             shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-        return sizing.pushed_bytes(
-            self.geometry,
-            len(tokens),
-            self.block,
-            shared,
-            tensor_parallel=self.spec.fleet.decode.tensor_parallel,
-        )
-
-    def _block_bytes(self) -> int:
-        return sizing.bytes_per_block(
-            self.geometry, self.block, tensor_parallel=self.spec.fleet.decode.tensor_parallel
-        )
+        return self.ledger.bytes_of(len(tokens), shared)
 
     def _writer(self, prefill: Engine, decode: Engine) -> str:
         """Who counts the bytes: the one that moves them."""
@@ -300,16 +241,6 @@ class Smoke:
 
     def _writers(self) -> list[str]:
         return sorted({self._writer(p, d) for p, d in self.asker.pairs})
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Write the time that was spent on each rung that is added within."""
-        started, known = time.monotonic(), len(self.rungs)
-        yield
-        spent = round(time.monotonic() - started, 2)
-        self.rungs[known:] = [
-            r.model_copy(update={"seconds": r.seconds or spent}) for r in self.rungs[known:]
-        ]
 
 
 def _earlier(question: Question) -> tuple[Question, ...]:
@@ -321,16 +252,6 @@ def _earlier(question: Question) -> tuple[Question, ...]:
     )
 
 
-def _worst_of(rungs: Sequence[RungReport]) -> list[RungReport]:
-    """One rung for many of a kind: the failed ones as they are, else one that counts."""
-    failed = [r for r in rungs if r.verdict is Verdict.FAILED]
-    if failed:
-        return failed
-    message = f"{len(rungs)} at once: {rungs[0].message}"
-    evidence: dict[str, object] = {"answers": [r.message for r in rungs]}
-    return [rungs[0].model_copy(update={"message": message, "evidence": evidence})]
-
-
 def _name(prefill: Engine, decode: Engine) -> str:
     return f"{prefill.name}/{decode.name}"
 
@@ -340,7 +261,3 @@ def _sum(counters: Sequence[EngineCounters]) -> EngineCounters:
     for other in others:
         first = first + other
     return first
-
-
-def _rung(rung: str, subject: str, verdict: Verdict, message: str) -> RungReport:
-    return RungReport(rung=rung, subject=subject, verdict=verdict, message=message)

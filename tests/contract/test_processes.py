@@ -153,6 +153,17 @@ def test_a_frozen_process_can_be_stopped(processes: Processes) -> None:
     assert not _alive(pid)
 
 
+def test_a_frozen_process_is_seen_as_such_until_it_is_thawed(processes: Processes) -> None:
+    spec = launch()
+    processes.start(spec)
+    wait_phase(processes, "ready")
+    processes.pause("thing")
+    wait_phase(processes, "frozen")
+    assert processes.runs(spec)
+    processes.resume("thing")
+    wait_phase(processes, "ready")
+
+
 def test_nothing_outlives_a_killed_supervisor(processes: Processes) -> None:
     processes.start(launch("ignore-term", "child"))
     wait_phase(processes, "ready")

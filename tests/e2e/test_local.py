@@ -312,6 +312,24 @@ def test_a_second_up_on_a_locked_cluster_is_refused(cluster: Cluster) -> None:
     assert first.returncode == 0
 
 
+def test_what_a_killed_smoke_has_frozen_is_thawed_by_up(cluster: Cluster) -> None:
+    smoke = cluster.start("smoke")
+    frozen = wait_for(
+        lambda: True if cluster.process("prefill-0")["phase"] == "frozen" else None,
+        timeout_s=60,
+        interval_s=0.1,
+    )
+    smoke.kill()
+    smoke.communicate(timeout=10)
+    assert frozen
+    assert cluster.process("prefill-0")["phase"] == "frozen"
+
+    assert cluster.up().code == 0
+
+    assert cluster.status()["whole"]
+    assert cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
+
+
 def test_an_engine_that_dies_at_start_is_told_and_nothing_of_it_is_left(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -317,6 +317,7 @@ class FakeProcesses:
     specs: dict[str, LaunchSpec] = field(default_factory=dict)
     phases: dict[str, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
+    frozen: set[str] = field(default_factory=set)
     starts: int = 0
     generations: dict[str, str] = field(default_factory=dict)
 
@@ -349,7 +350,17 @@ class FakeProcesses:
                 "reason": self.reasons.get(name, ""),
             }
         )
-        return Observed(name=name, supervised=alive, state=state, pids=(2,) if alive else ())
+        return Observed(
+            name=name,
+            supervised=alive,
+            state=state,
+            pids=(2,) if alive else (),
+            frozen=name in self.frozen,
+        )
+
+    def resume(self, name: str) -> None:
+        self.done.append(f"resume {name}")
+        self.frozen.discard(name)
 
     def start(self, spec: LaunchSpec) -> None:
         self.done.append(f"start {spec.name}")
@@ -467,6 +478,14 @@ def test_only_what_does_not_run_is_started(stand: Stand) -> None:
     stand.processes.phases["decode-1"] = "failed"
     stand.up(fleet={"decode": {"count": 2}})
     assert stand.processes.done == ["start decode-1"]
+
+
+@real
+def test_what_a_killed_smoke_left_frozen_is_thawed_and_not_started_again(stand: Stand) -> None:
+    stand.up()
+    stand.processes.frozen.add("prefill-0")
+    stand.up()
+    assert stand.processes.done == ["resume prefill-0"]
 
 
 @real

@@ -124,6 +124,17 @@ def session_members(leader: int, *, since: float | None = None) -> list[int]:
     return members
 
 
+def is_frozen(pids: Iterable[int]) -> bool:
+    """Whether any of the processes was stopped by a signal."""
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
 def resident_gib(pids: Iterable[int]) -> float:
     """Resident memory of processes; a page that several of them share counts for each."""
     total = 0

@@ -40,11 +40,15 @@ class Observed:
     """The last word of its supervisor; stale unless `supervised`."""
     pids: tuple[int, ...]
     """Every living process of its session."""
+    frozen: bool = False
+    """Stopped by a signal, as smoke's control does for a moment."""
 
     @property
     def phase(self) -> str:
         if self.state is None:
             return "starting" if self.supervised else "absent"
+        if self.frozen:
+            return "frozen"
         if self.supervised or self.state.phase in ("stopped", "failed"):
             return self.state.phase
         return "unwatched" if self.pids else "dead"
@@ -74,14 +78,20 @@ class Processes:
         pids: tuple[int, ...] = ()
         if state is not None and state.pid is not None:
             pids = tuple(machine.session_members(state.pid, since=state.started_at))
-        return Observed(name=name, supervised=self._is_locked(name), state=state, pids=pids)
+        return Observed(
+            name=name,
+            supervised=self._is_locked(name),
+            state=state,
+            pids=pids,
+            frozen=machine.is_frozen(pids),
+        )
 
     def runs(self, spec: LaunchSpec) -> bool:
         """Whether exactly `spec` is being supervised, ready or on its way."""
         seen = self.observe(spec.name)
         return (
             seen.supervised
-            and seen.phase in ("starting", "ready", "backoff")
+            and seen.phase in ("starting", "ready", "backoff", "frozen")
             and (seen.state is None or seen.state.digest == digest_of(spec))
         )
 
