@@ -25,6 +25,7 @@ from kvdeploy.errors import CheckError, TerraformError
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.reports import Severity
 from kvdeploy.planning.checks import check_spec
+from kvdeploy.planning.launch import caveats
 from kvdeploy.stages.fleet import LocalFleetStage
 from kvdeploy.stages.model import ModelStage
 from kvdeploy.stages.preflight import device_of, find_problems
@@ -69,6 +70,9 @@ def up(
         store.write(record)
         stages = local_stages(loaded, processes, store, runner)
         ran = pipeline.up(stages, record, store=store, progress=app.ui)
+        runtime = RuntimeOutputs.model_validate(ran.record.stages["runtime"].result)
+        for caveat in caveats(loaded.spec, runtime):
+            app.ui.say(f"warning: {caveat}")
     _show(ran, as_json=as_json)
 
 

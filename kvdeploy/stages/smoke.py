@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning import questions, verdicts
+from kvdeploy.planning.launch import NO_PREFIX_CACHING
 from kvdeploy.polling import wait_for
 from kvdeploy.stages.asking import Asker
 from kvdeploy.stages.ledger import Ledger
@@ -233,7 +234,14 @@ class Smoke:
         for earlier in _earlier(question):
             pairs = zip(tokens, self.asker.tokens_of(earlier), strict=False)
             shared = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+        if self._caches_nothing():
+            shared = 0
         return self.ledger.bytes_of(len(tokens), shared)
+
+    def _caches_nothing(self) -> bool:
+        """Whether decode was started without its prefix cache."""
+        flag = f"--{NO_PREFIX_CACHING}"
+        return any(flag in e.argv for e in self.asker.fleet.engines if e.role == "decode")
 
     def _writer(self, prefill: Engine, decode: Engine) -> str:
         """Who counts the bytes: the one that moves them."""

@@ -16,6 +16,7 @@ from kvdeploy.planning.launch import (
     build_engine,
     build_router,
     build_router_config,
+    caveats,
     cpu_kv_cache_gib,
     divide_cores,
     divide_gpus,
@@ -38,7 +39,11 @@ def fleets(prefill: int, decode: int, **of_each: Any) -> dict[str, Any]:
 
 def runtime(device: Device = "cpu", **env: str) -> RuntimeOutputs:
     return RuntimeOutputs(
-        python="/rt/bin/python", device=device, built=True, versions={}, env=dict(env)
+        python="/rt/bin/python",
+        device=device,
+        built=True,
+        versions={"vllm": "0.32.0"},
+        env=dict(env),
     )
 
 
@@ -488,3 +493,39 @@ def test_a_change_of_the_file_makes_another_process_of_an_engine(change: dict[st
 )
 def test_where_clients_on_this_machine_reach_the_router(host: str, url: str) -> None:
     assert router_url(router_config(cluster(router={"host": host}))) == url
+
+
+def old_runtime() -> RuntimeOutputs:
+    return runtime("cuda").model_copy(update={"versions": {"vllm": "0.26.0"}})
+
+
+@pytest.mark.parametrize(
+    ("role", "mode", "versions", "args", "without"),
+    [
+        ("decode", "push", {"vllm": "0.26.0"}, {}, True),
+        ("decode", "push", {"vllm": "0.31.9"}, {}, True),
+        ("decode", "push", {}, {}, True),
+        ("decode", "push", {"vllm": "0.32.1+cu130"}, {}, False),
+        ("decode", "pull", {"vllm": "0.26.0"}, {}, False),
+        ("prefill", "push", {"vllm": "0.26.0"}, {}, False),
+        ("decode", "push", {"vllm": "0.26.0"}, {"enable_prefix_caching": True}, False),
+    ],
+)
+def test_decode_runs_without_prefix_cache_where_a_partial_hit_makes_wrong_answers(
+    role: str, mode: str, versions: dict[str, str], args: dict[str, Any], *, without: bool
+) -> None:
+    spec = cluster(connector={"mode": mode}, fleet={"decode": {"engine_args": args}})
+    slot = next(s for s in engine_slots(spec) if s.role == role)
+    old = runtime("cuda").model_copy(update={"versions": versions})
+    place = EnginePlace(port=1, side_channel_port=2, gpus=(0,))
+    launch = build_engine(spec, slot, place, old, MODEL)
+    assert ("--no-enable-prefix-caching" in launch.argv) is without
+
+
+def test_the_user_is_told_of_the_missing_prefix_cache() -> None:
+    assert caveats(cluster(), old_runtime()) == (
+        "vllm 0.26.0 gives wrong answers when decode holds a part of a pushed prompt already, so "
+        "decode runs without prefix caching; 0.32 or newer needs no such care",
+    )
+    assert caveats(cluster(connector={"mode": "pull"}), old_runtime()) == ()
+    assert caveats(cluster(), runtime()) == ()

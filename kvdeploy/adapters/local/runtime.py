@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy.adapters.store import write_text
 from kvdeploy.errors import CheckError, ToolError
 from kvdeploy.model.catalog import CONNECTORS, NIXL_MIN, VLLM_MIN
-from kvdeploy.model.outputs import RuntimeOutputs
+from kvdeploy.model.outputs import RuntimeOutputs, leading_numbers
 from kvdeploy.polling import wait_for
 from kvdeploy.proc import Command
 
@@ -108,9 +108,9 @@ def inspect(
     )
     problems = []
     vllm, nixl = str(found.get("vllm", "")), str(found.get("nixl", ""))
-    if _version(vllm) < VLLM_MIN:
+    if leading_numbers(vllm) < VLLM_MIN:
         problems.append(f"vllm {vllm} is too old: {_dotted(VLLM_MIN)} brought push")
-    if nixl and _version(nixl) < NIXL_MIN:
+    if nixl and leading_numbers(nixl) < NIXL_MIN:
         problems.append(f"nixl {nixl} is too old: {_dotted(NIXL_MIN)} or newer is needed")
     known = found.get("connectors")
     if not isinstance(known, list) or CONNECTORS["push"] not in known:
@@ -253,12 +253,6 @@ def _make_venv(home: Path, runner: Runner, lock_fd: int) -> None:
 def _pins(text: str) -> list[str]:
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Leading numbers of a version: '1.2.0+cpu' -> (1, 2, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(n) for n in found[0].split(".")) if found else ()
 
 
 def _dotted(version: tuple[int, ...]) -> str:
