@@ -111,9 +111,9 @@ def build_engine(
     if kv_cache_gib is not None:
         args["kv-cache-memory-bytes"] = int(kv_cache_gib * 2**30)
     asked = {_flag(name): value for name, value in fleet.engine_args.items()}
-    if slot.role == "decode" and not prefix_caching_is_right(spec, runtime):
-        if "enable-prefix-caching" not in asked:  # whoever asks for it knows better
-            args[NO_PREFIX_CACHING] = True
+    unsafe = slot.role == "decode" and not prefix_caching_is_right(spec, runtime)
+    if unsafe and "enable-prefix-caching" not in asked:  # whoever asks for it knows better
+        args[NO_PREFIX_CACHING] = True
     args |= asked
     side_channels = tuple(range(place.side_channel_port, place.side_channel_port + _ranks(fleet)))
     return LaunchSpec(

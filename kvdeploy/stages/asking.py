@@ -47,15 +47,23 @@ class Asker:
         Raises:
             FleetError: prefill does not tell.
         """
-        answer = http.post(
-            f"{self.prefills[0].url}/tokenize",
-            question.tokenize_body(self.config.served_model),
-            timeout_s=30,
-        )
+        answer = self._tokenize(question)
         if answer.status != 200:
             msg = f"{self.prefills[0].name} does not tokenize: {answer.message}"
             raise FleetError(msg, hint="'kvdeploy status' shows how it is.")
         return tuple(answer.body["tokens"])
+
+    def why_not(self, question: Question) -> str:
+        """Why the model cannot be asked this, e.g. chat without a chat template; '' if it can."""
+        answer = self._tokenize(question)
+        return answer.message if answer.status == 400 else ""
+
+    def _tokenize(self, question: Question) -> http.Answer:
+        return http.post(
+            f"{self.prefills[0].url}/tokenize",
+            question.tokenize_body(self.config.served_model),
+            timeout_s=30,
+        )
 
     def reference(self, question: Question) -> TokenRun:
         """The answer of an engine that computes everything itself.

@@ -209,6 +209,10 @@ class Smoke:
         """The questions that the model's length has room for; the others are said."""
         room = self.spec.model.max_length - questions.ANSWER_TOKENS
         for question in asked:
+            if reason := self.asker.why_not(question):
+                message = f"the model cannot be asked this: {reason}"
+                self.ledger.note(question.rung, subject, Verdict.NOT_APPLICABLE, message)
+                continue
             count = max(len(self.asker.tokens_of(q)) for q in (question, *_earlier(question)))
             if count <= room:
                 yield question

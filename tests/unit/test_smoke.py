@@ -79,6 +79,8 @@ class ScriptedFleet:
     stays_down: bool = False
     cuts_streams: bool = False
     refuses: bool = False
+    cannot_chat: bool = False
+    caches_prefixes: bool = True
     busy: bool = False
     # --- what is known ---
     counters: dict[str, Counters] = field(default_factory=dict)
@@ -146,7 +148,8 @@ class ScriptedFleet:
             p, d = self.counters[prefill], self.counters[decode]
             full = [b for b in whole if len(b) % self.block == 0]
             missing = [b for b in whole if b not in self.held[decode]]
-            self.held[decode] |= set(full)
+            if self.caches_prefixes:
+                self.held[decode] |= set(full)
             if self.pushes:
                 blocks = len(missing) + (self.extra_blocks if missing else 0)
                 p.pushed += blocks * self.block * KV_BYTES_A_TOKEN
@@ -224,6 +227,8 @@ def handler(fleet: ScriptedFleet, name: str) -> type[http.server.BaseHTTPRequest
             elif self.path == "/tokenize" and name in fleet.prefill_names:
                 if fleet.refuses:
                     self.say(500, {"error": {"message": "engine is dead"}})
+                elif fleet.cannot_chat and "messages" in body:
+                    self.say(400, {"error": {"message": "there is no chat template"}})
                 else:
                     self.say(200, {"tokens": list(prompt_of(body))})
             else:
@@ -339,6 +344,13 @@ def model_of(config: dict[str, Any] | None = None) -> ModelOutputs:
     return ModelOutputs(path="/m", served_name="tiny", config=config or CONFIG)
 
 
+def launch_of(name: str, fleet: ScriptedFleet) -> LaunchSpec:
+    flags = () if fleet.caches_prefixes else ("--no-enable-prefix-caching",)
+    return LaunchSpec(
+        name=name, role="decode", argv=("x", *flags), ready=Readiness(url="x", timeout_s=1)
+    )
+
+
 def outputs_of(fleet: ScriptedFleet, *, api_key_file: str | None = None) -> FleetOutputs:
     engines = tuple(
         Engine(
@@ -354,7 +366,7 @@ def outputs_of(fleet: ScriptedFleet, *, api_key_file: str | None = None) -> Flee
     )
     return FleetOutputs(
         url=url,
-        engines=(),
+        engines=tuple(launch_of(name, fleet) for name in fleet.decode_names),
         router=router,
         router_config=RouterConfig(
             host="127.0.0.1",
@@ -624,6 +636,20 @@ def test_equal_tokens_of_dummy_weights_prove_nothing(stand: Stand) -> None:
         "dummy weights: every token is as likely as any, so equal ones prove nothing"
     )
     assert report.proven  # bytes moved, as many as computed
+
+
+def test_a_model_without_a_chat_template_is_not_asked_to_chat(stand: Stand) -> None:
+    report = stand.climb(ScriptedFleet(cannot_chat=True))
+    chat = the(report, "tokens/chat")
+    assert chat.verdict is Verdict.NOT_APPLICABLE
+    assert chat.message == "the model cannot be asked this: there is no chat template"
+    assert report.proven
+
+
+def test_a_decode_without_prefix_cache_is_pushed_the_whole_prompt(stand: Stand) -> None:
+    report = stand.climb(ScriptedFleet(caches_prefixes=False))
+    assert the(report, "bytes", PAIR).verdict is Verdict.PASSED
+    assert report.proven
 
 
 def test_bytes_of_an_uneven_cache_cannot_be_foretold_and_moved_is_still_asked_for(
