@@ -1,6 +1,6 @@
 """Measure first light on this machine: start-up, memory, `--help`, and what the router adds.
 
-    python benchmarks/first_light.py [--cold] [--requests N] [--json FILE]
+    python benchmarks/first_light.py [--cold] [--requests N] [--json FILE] [--set PATH=VALUE ...]
 
 Starts the built-in cluster in a scratch folder, on a port of its own, and takes it down again.
 `--cold` also measures an `up` with an empty cache: the runtime is built, its wheels come from
@@ -48,9 +48,9 @@ def help_ms() -> list[float]:
     return times[1:]  # the first reads files from disk
 
 
-def up_to_first_token(url: str, cwd: Path, env: dict[str, str]) -> float:
+def up_to_first_token(url: str, sets: list[str], cwd: Path, env: dict[str, str]) -> float:
     started = time.perf_counter()
-    kvdeploy("up", cwd=cwd, env=env)
+    kvdeploy("up", *sets, cwd=cwd, env=env)
     asyncio.run(one_stream(url))
     return time.perf_counter() - started
 
@@ -149,7 +149,9 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets")
     options = parser.parse_args()
+    sets = [word for value in options.sets for word in ("--set", value)]
     port = next(machine.free_ports(28400))
     url = f"http://127.0.0.1:{port}"
     found: dict[str, Any] = {
@@ -164,11 +166,11 @@ def main() -> None:
         try:
             if options.cold:
                 cold = env | {"KVDEPLOY_CACHE": str(root / "cache")}
-                found["up_cold_s"] = up_to_first_token(url, root, cold)
+                found["up_cold_s"] = up_to_first_token(url, sets, root, cold)
                 kvdeploy("down", cwd=root, env=cold)
-            kvdeploy("up", cwd=root, env=env)  # builds what the user's cache lacks
+            kvdeploy("up", *sets, cwd=root, env=env)  # builds what the user's cache lacks
             kvdeploy("down", cwd=root, env=env)
-            found["up_warm_s"] = up_to_first_token(url, root, env)
+            found["up_warm_s"] = up_to_first_token(url, sets, root, env)
             status = json.loads(kvdeploy("status", "--json", cwd=root, env=env))
             rows = {p["name"]: p for p in status["processes"]}
             found["memory_gib"] = {name: memory_gib(p["pid"]) for name, p in rows.items()}

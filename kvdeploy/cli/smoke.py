@@ -12,6 +12,7 @@ from kvdeploy.cli.common import file_option, find, json_option, name_option, rec
 from kvdeploy.cli.tables import show
 from kvdeploy.errors import FleetError
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
+from kvdeploy.model.reports import Verdict
 from kvdeploy.stages.fleet import LocalFleetStage
 from kvdeploy.stages.proof import raise_unless_proven
 from kvdeploy.stages.smoke import Smoke
@@ -68,3 +69,5 @@ def _print(report: SmokeReport) -> None:
     listed = ", ".join(f"{n} {v}" for v, n in counts.items())
     proven = "PROVEN" if report.proven else "NOT PROVEN"
     click.echo(f"{proven}: {listed}, in {report.seconds:.1f} s")
+    if unseen := sorted({r.rung for r in report.rungs if r.verdict is Verdict.NOT_APPLICABLE}):
+        click.echo(f"not shown here: {', '.join(unseen)}")

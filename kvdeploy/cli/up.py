@@ -119,6 +119,6 @@ def _show(ran: Ran, *, as_json: bool) -> None:
     else:
         click.echo(f"up: {model.served_name} on {fleet.url}/v1 (all holds; nothing to do)")
     body = json.dumps({"model": model.served_name, "prompt": "Hello", "stream": True})
-    click.echo(
-        f"try: curl -N {fleet.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-    )
+    key = " -H 'Authorization: Bearer KEY'" if fleet.router_config.api_key_file else ""
+    kind = "-H 'Content-Type: application/json'"
+    click.echo(f"try: curl -N {fleet.url}/v1/completions{key} {kind} -d '{body}'")

@@ -73,7 +73,10 @@ async def serve(config: RouterConfig) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="kvdeploy-router", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="kvdeploy-router",
+        description="Route OpenAI requests to pairs of prefill and decode engines.",
+    )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     options = parser.parse_args(argv)
     logging.basicConfig(
