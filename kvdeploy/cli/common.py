@@ -86,14 +86,14 @@ def load(app: App, file: Path | None, overlays: tuple[str, ...]) -> Loaded:
     """
     path = _path(app, file)
     loaded = specfile.load(path, overlays=overlays)
-    root = path.absolute().parent if path else app.root
+    root = path.resolve().parent if path else app.root
     return Loaded(spec=loaded.spec, source=loaded.source, root=root)
 
 
 def find(app: App, file: Path | None, cluster: str | None) -> Store:
     """The cluster that a command about a running one means. Works although its file is broken."""
     path = _path(app, file)
-    root = path.absolute().parent if path else app.root
+    root = path.resolve().parent if path else app.root
     if cluster is None and path is not None:
         cluster = specfile.name_in(path)
     if cluster is None:

@@ -42,7 +42,8 @@ class RuntimeStage:
     def holds(self, result: Mapping[str, Any]) -> bool:
         known = RuntimeOutputs.model_validate(result)
         if known.built:
-            return runtime.is_whole(runtime.built_python(self._device))
+            python = runtime.built_python(self._device)  # the cache may have moved since
+            return known.python == str(python) and runtime.is_whole(python)
         found = runtime.quick_versions(known.python, known.env, self._runner)
         return all(
             found.get(k) == v for k, v in known.versions.items() if k in ("python", "nixl")

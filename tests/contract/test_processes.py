@@ -164,6 +164,19 @@ def test_a_frozen_process_is_seen_as_such_until_it_is_thawed(processes: Processe
     wait_phase(processes, "ready")
 
 
+def test_a_process_is_found_again_by_another_way_to_its_folder(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "aside").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    Processes(tmp_path / "aside" / "..").start(launch())
+    wait_phase(processes, "ready")
+    pid = leader(processes)
+    Processes(tmp_path / "link").stop("thing")
+    assert not _alive(pid)
+    assert processes.observe("thing").phase == "stopped"
+
+
 def test_nothing_outlives_a_killed_supervisor(processes: Processes) -> None:
     processes.start(launch("ignore-term", "child"))
     wait_phase(processes, "ready")

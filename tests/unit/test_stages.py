@@ -145,13 +145,14 @@ def test_a_vllm_that_comes_by_pythonpath_need_not_be_installed(tmp_path: Path) -
 
 def test_a_built_runtime_holds_while_it_is_whole_and_nothing_is_run(tmp_path: Path) -> None:
     stage = RuntimeStage(cluster(), FakeRunner(), "cpu", tmp_path)
-    result = known(built=True)
-    assert not stage.holds(result)
     python = runtime.built_python("cpu")
+    result = known(built=True, python=str(python))
+    assert not stage.holds(result)
     write_text(python, "")
     assert not stage.holds(result)
     write_text(python.parent.parent / "complete.json", "{}")
     assert stage.holds(result)
+    assert not stage.holds(known(built=True, python="/old/cache/bin/python")), "another cache"
     python.unlink()
     assert not stage.holds(result)
 

@@ -56,7 +56,8 @@ class Observed:
 
 class Processes:
     def __init__(self, directory: Path) -> None:
-        self.dir = directory
+        # One name for one folder: supervisors are found by it, whichever way led here.
+        self.dir = directory.resolve()
 
     def names(self) -> list[str]:
         if not self.dir.is_dir():
