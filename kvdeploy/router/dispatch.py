@@ -1,7 +1,7 @@
 """Send the two legs of a request and wait for decode's first byte, within the deadlines.
 
 Owns the order in which legs leave, every deadline before the first byte, and the account of
-writes that were lost. Never cancels a prefill leg once decode's leg is out: decode keeps its
+writes that were lost. Never cancels a prefill leg once decode has taken the request: it keeps its
 blocks until the WRITE lands (vllm 0.32), even when its own leg is closed. Nor does it close
 decode's leg before prefill has answered: the WRITE must know where to land.
 """
@@ -66,6 +66,8 @@ class Dispatcher:
 
     async def open(self, job: legs.Job, route: Route) -> Answer:
         """Decode's first byte, by the configured mode. Raises ApiError."""
+        if not job.needs_prefill:
+            return await self.send_alone(job, route)
         if self._wires.table.config.mode == "pull":
             return await self.send_in_turn(job, route)
         return await self.send_at_once(job, route)
@@ -85,7 +87,21 @@ class Dispatcher:
             return self._build_answer(job, started, decode)
         except BaseException:
             self._background.detach(prefill)
+            if _refused(decode):
+                prefill.cancel()  # D refused before it could register: P's work has no taker
             self._background.start(self._release(decode, prefill))
+            raise
+
+    async def send_alone(self, job: legs.Job, route: Route) -> Answer:
+        """Decode computes the prompt as well."""
+        started = _now()
+        decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
+        decode.start(None)
+        try:
+            await self._wait_decode(job, route, started, decode)
+            return self._build_answer(job, started, decode)
+        except BaseException:
+            decode.close()
             raise
 
     async def send_in_turn(self, job: legs.Job, route: Route) -> Answer:
@@ -175,6 +191,8 @@ class Dispatcher:
 
     def _account(self, decode: DecodeLeg, prefill: asyncio.Task[Prefilled]) -> None:
         """P's leg has ended, whoever still waits: count the WRITE that a waiting D will not get."""
+        if _refused(decode):
+            return
         if prefill.cancelled() or prefill.exception() is not None:
             self._count_lost(decode)
             return
@@ -207,6 +225,12 @@ class Dispatcher:
 
     def _count_lost(self, decode: DecodeLeg) -> None:
         self._wires.metrics.lost_writes.labels(decode.to.name).inc()
+
+
+def _refused(decode: DecodeLeg) -> bool:
+    """Whether D found fault with the request itself."""
+    task = decode.task
+    return task.done() and not task.cancelled() and isinstance(task.exception(), EngineRefusalError)
 
 
 def _now() -> float:

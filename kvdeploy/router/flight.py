@@ -97,7 +97,8 @@ class DecodeLeg:
             raise RuntimeError(message)
         return self._task
 
-    def start(self, params: dict[str, Any]) -> None:
+    def start(self, params: dict[str, Any] | None) -> None:
+        """Send the leg; without `params` decode does all itself."""
         _load(self._wires, self.to, 0, 1)
         self._task = asyncio.create_task(self._open(params))
         self._task.add_done_callback(_retrieve)
@@ -124,7 +125,7 @@ class DecodeLeg:
         elapsed = time.perf_counter() - self._started
         self._wires.metrics.leg_seconds.labels(self.to.name, self.to.engine.role).observe(elapsed)
 
-    async def _open(self, params: dict[str, Any]) -> bytes:
+    async def _open(self, params: dict[str, Any] | None) -> bytes:
         """The whole body, or a stream's first bytes. Raises ApiError."""
         job, client = self._job, self._wires.client
         try:

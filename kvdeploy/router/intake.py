@@ -44,7 +44,18 @@ def parse_job(
         stream=bool(body.get("stream")),
         prompt_tokens=prompt_tokens,
         total_s=total_s,
+        needs_prefill=not _wants_prompt_logprobs(endpoint, body),
     )
+
+
+def _wants_prompt_logprobs(endpoint: Endpoint, body: dict[str, Any]) -> bool:
+    """Log probabilities of the prompt come from computing it: decode takes no KV for such a
+    request (vllm 0.32), and prefill's blocks would wait for their lease to end.
+    """
+    if body.get("prompt_logprobs") is not None:
+        return True
+    echoes = endpoint == "/v1/completions" and bool(body.get("echo"))
+    return echoes and body.get("logprobs") is not None
 
 
 def parse_total_s(header: str | None, limit_s: float) -> float:

@@ -50,6 +50,8 @@ class Job:
     prompt_tokens: int = 1
     """An estimate, for balancing only."""
     total_s: float = 600.0
+    needs_prefill: bool = True
+    """False when decode must compute the prompt itself, so that a push would find no taker."""
 
 
 def build_request_id(client_id: str | None) -> str:
@@ -123,8 +125,10 @@ def build_answered_params(job: Job, answered: dict[str, Any]) -> dict[str, Any]:
     return {**answered, "transfer_id": job.request_id}
 
 
-def build_decode_body(job: Job, params: dict[str, Any]) -> bytes:
-    """The client's own bytes with the transfer parameters put in before the last brace."""
+def build_decode_body(job: Job, params: dict[str, Any] | None) -> bytes:
+    """The client's own bytes with the transfer parameters, if any, put in before the last brace."""
+    if params is None:
+        return job.raw
     head = job.raw.rstrip()[:-1]
     return head + b',"kv_transfer_params":' + json.dumps(params).encode() + b"}"
 

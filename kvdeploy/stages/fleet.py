@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 PAIRS_TIMEOUT_S: Final = 120.0
 """For the router to warm every pair once the engines are healthy: a handshake takes 0.1-10 s."""
+
+
+LOG_PREFIX: Final = re.compile(r"^(\(.*?\) )?([A-Z]+ )?[\d-]+ [\d:.]+ (\[.*?\] )?")
+"""What vLLM puts before each line: process, level, time, place in the source."""
 
 
 class LocalFleetStage:
@@ -218,7 +223,8 @@ class LocalFleetStage:
         )
 
     def _last_word(self, name: str) -> str:
-        return tail(self._processes.log(name), 1)[-100:] or "no output yet"
+        line = LOG_PREFIX.sub("", tail(self._processes.log(name), 1))
+        return line[:80] or "no output yet"
 
     def _generations(self, fleet: FleetOutputs) -> dict[str, str]:
         seen = {s.name: self._processes.observe(s.name).state for s in fleet.engines}

@@ -178,6 +178,8 @@ class ScriptedEngine:
 
     def _find_fatal(self, leg: Seen) -> str:
         params = leg.body.get("kv_transfer_params")
+        if params is None and self.role == "decode":
+            return ""  # a plain request: decode computes the prompt itself
         if not isinstance(params, dict):
             return "no kv_transfer_params"
         if leg.request_id in {other.request_id for other in self.seen}:
@@ -226,6 +228,9 @@ class ScriptedEngine:
         return web.json_response(answer)
 
     async def _decode(self, request: web.Request, leg: Seen) -> web.StreamResponse:
+        if "kv_transfer_params" not in leg.body:
+            self.done.append(leg.request_id)
+            return web.json_response({"choices": [{"text": " alone"}], "by": self.name})
         if leg.params["remote_engine_id"] not in self.fabric.engine_ids:
             await asyncio.Event().wait()  # a dead P: no error ever comes
         landing = self.fabric.landing(leg.request_id)

@@ -196,6 +196,37 @@ async def test_an_engines_own_refusal_reaches_the_client_as_it_is(role: str) -> 
     }
 
 
+async def test_a_decode_that_refuses_frees_prefill_at_once() -> None:
+    """Nothing was registered: prefill's blocks would only wait for their lease to end."""
+    async with run_fleet() as fleet:
+        fleet.prefill.gate.clear()
+        fleet.decode.fail = 400
+        status, _, _ = await fleet.post()
+        await fleet.until(lambda: fleet.prefill.aborted, "prefill's leg is closed")
+        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        assert (status, await fleet.metric(LOST)) == (400, 0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}, {"echo": True, "logprobs": 0}]
+)
+async def test_what_needs_the_prompts_own_odds_goes_to_decode_alone(asked: dict[str, Any]) -> None:
+    async with run_fleet() as fleet:
+        prefill_legs, decode_legs = len(fleet.prefill.seen), len(fleet.decode.seen)
+        status, answer, _ = await fleet.post(**asked)
+        assert (status, answer["choices"][0]["text"]) == (200, " alone")
+        assert len(fleet.prefill.seen) == prefill_legs
+        (leg,) = fleet.decode.seen[decode_legs:]
+        assert leg.body == {**PROMPT, **asked}
+
+
+async def test_an_echo_without_odds_is_pushed_as_everything_else() -> None:
+    async with run_fleet() as fleet:
+        prefill_legs = len(fleet.prefill.seen)
+        assert (await fleet.post(echo=True))[0] == 200
+        assert len(fleet.prefill.seen) == prefill_legs + 1
+
+
 async def test_a_refusal_that_decode_repeats_a_little_later_loses_no_write() -> None:
     async with run_fleet() as fleet:
         fleet.prefill.fail = fleet.decode.fail = 400
