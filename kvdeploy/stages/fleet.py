@@ -117,7 +117,8 @@ class LocalFleetStage:
             model,
             api_key_file=str(self._root / Path(keys).expanduser()) if keys else None,
         )
-        text = config.model_dump_json()
+        # Another kvdeploy is another router, too, although it is started in the same way.
+        text = f"{__version__} {config.model_dump_json()}"
         pythonpath = os.environ.get("PYTHONPATH")
         router = launch.build_router(
             config,

@@ -22,7 +22,7 @@ import openai
 import psutil
 import pytest
 
-from kvdeploy.adapters.http import post
+from kvdeploy.adapters.http import Answer, post
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.metrics import fetch_counters
 from kvdeploy.polling import wait_for
@@ -197,6 +197,61 @@ def test_a_mistake_of_the_client_is_told_as_openai_tells_it(cluster: Cluster) ->
     with pytest.raises(openai.BadRequestError, match="2048"):
         client.completions.create(model="tiny", prompt="x" * 5000, max_tokens=4)
     assert client.completions.create(model="tiny", prompt="x", max_tokens=2).choices
+
+
+UNUSUAL: list[dict[str, Any]] = [
+    {"prompt_logprobs": 1},
+    {"echo": True, "logprobs": 1},
+    {"echo": True},
+    {"logprobs": 5},
+    {"logprobs": 100},
+    {"max_tokens": 0},
+    {"min_tokens": 5},
+    {"stop": ["e", "a"]},
+    {"logit_bias": {"65": 100}},
+    {"response_format": {"type": "json_object"}},
+    {"structured_outputs": {"choice": ["yes", "no"]}},
+    {"structured_outputs": {"regex": "[0-9]{3}"}},
+    {"prompt": ""},
+    {"prompt": []},
+    {"prompt": [1, 2, 3] * 40},
+    {"prompt": [[1, 2, 3] * 40, [4, 5]]},
+    {"prompt": [99999]},
+    {"prompt": "é😀" * 40},
+    {"prompt": "a" * 2040},
+    {"truncate_prompt_tokens": 10},
+    {"stream_options": {"include_usage": True}},
+    {"suffix": "x"},
+    {"n": 0},
+    {"temperature": -1},
+    {"seed": "x"},
+]
+
+
+def test_unusual_requests_are_answered_as_an_aggregated_engine_does_and_cost_no_blocks(
+    cluster: Cluster,
+) -> None:
+    urls = [cluster.engine_url(n) for n in ("prefill-0", "decode-0")]
+    plain = {"model": "tiny", "prompt": LONG, "max_tokens": 8, "temperature": 0}
+    for i, changed in enumerate(UNUSUAL):
+        asked = plain | {"cache_salt": f"unusual {i}"} | changed
+        alone, routed = (
+            post(f"{url}/v1/completions", asked, timeout_s=60) for url in (urls[0], cluster.url)
+        )
+        assert routed.status == alone.status, (changed, routed.message)
+        assert texts(routed) == texts(alone), changed
+
+    def nothing_held() -> bool | None:
+        seen = [fetch_counters(u, timeout_s=10) for u in urls]
+        return True if all(not c.running and not c.kv_cache_usage for c in seen) else None
+
+    assert wait_for(nothing_held, timeout_s=20, interval_s=0.5), "KV blocks are held"
+
+
+def texts(answer: Answer) -> list[str]:
+    if isinstance(answer.body, dict) and "choices" in answer.body:
+        return [c["text"] for c in answer.body["choices"]]
+    return [answer.message]
 
 
 def test_a_client_that_leaves_costs_no_blocks(cluster: Cluster) -> None:
