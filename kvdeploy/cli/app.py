@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -118,4 +119,10 @@ def main(argv: Sequence[str] | None = None, *, app: App | None = None) -> int:
         # Whoever read our stdout has left, e.g. `kvdeploy logs | head`: nothing to say it to.
         sys.stderr.close()
         return 0
+    except Exception:  # noqa: BLE001  # the one place that may: what gets here is a bug of ours
+        traceback.print_exc()
+        app.ui.say(
+            f"this is a bug in kvdeploy {__version__}: please report it with the lines above"
+        )
+        return BUG
     return code if isinstance(code, int) else 0

@@ -4,7 +4,7 @@ import io
 import re
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 import pytest
@@ -122,3 +122,13 @@ def test_an_interrupt_says_what_may_still_run(
     assert err.getvalue() == (
         "interrupted: 'kvdeploy status' shows what still runs, 'kvdeploy down' ends it\n"
     )
+
+
+def test_a_bug_of_ours_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    said = io.StringIO()
+    app = App(ui=Ui(err=said), root=cast("Path", None))
+    assert main(["check"], app=app) == 1
+    assert said.getvalue() == (
+        f"this is a bug in kvdeploy {__version__}: please report it with the lines above\n"
+    )
+    assert "Traceback" in capsys.readouterr().err

@@ -78,6 +78,11 @@ class Cluster:
         found: dict[str, Any] = self.run("status", "--json").document
         return found
 
+    def started(self) -> dict[str, int] | None:
+        """Pids of all three processes, as soon as all have one."""
+        pids = {p["name"]: p["pid"] for p in self.status()["processes"]}
+        return pids if len(pids) == 3 and all(pids.values()) else None
+
     def process(self, name: str) -> dict[str, Any]:
         return next(p for p in self.status()["processes"] if p["name"] == name)
 
@@ -358,7 +363,8 @@ def test_a_killed_engine_is_missed_and_up_repairs_it(cluster: Cluster) -> None:
 def test_a_second_up_on_a_locked_cluster_is_refused(cluster: Cluster) -> None:
     first = cluster.start("smoke")
     try:
-        time.sleep(2)
+        lock = cluster.root / ".kvdeploy" / "e2e" / "lock"
+        assert wait_for(lambda: lock.read_text() or None, timeout_s=30)
         ran = cluster.up()
     finally:
         first.communicate(timeout=120)
@@ -430,8 +436,7 @@ def test_an_interrupted_up_leaves_nothing_half_started_and_can_be_run_again(
 ) -> None:
     assert cluster.run("down").code == 0
     first = cluster.start("up")
-    assert first.stderr is not None
-    time.sleep(6)
+    assert wait_for(cluster.started, timeout_s=30)
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130, err
@@ -445,10 +450,9 @@ def test_an_interrupted_up_leaves_nothing_half_started_and_can_be_run_again(
 def test_a_killed_up_is_taken_up_by_the_next(cluster: Cluster) -> None:
     assert cluster.run("down").code == 0
     first = cluster.start("up")
-    time.sleep(6)
+    pids = wait_for(cluster.started, timeout_s=30)
     first.kill()
     first.communicate(timeout=10)
-    pids = {p["name"]: p["pid"] for p in cluster.status()["processes"]}
     assert pids
 
     ran = cluster.up()
