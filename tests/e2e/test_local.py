@@ -69,7 +69,14 @@ class Cluster:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.argv(*words), cwd=self.root, stderr=subprocess.PIPE, text=True)
+        """As from a terminal: whoever runs the tests in the background has SIGINT ignored."""
+        return subprocess.Popen(
+            self.argv(*words),
+            cwd=self.root,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
     def up(self, *words: str) -> Ran:
         return self.run("up", "--json", *words, timeout_s=UP_TIMEOUT_S)
