@@ -18,6 +18,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.errors import CheckError
+from kvdeploy.model.catalog import TINY_MAX_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -224,7 +225,7 @@ def _documents() -> dict[str, dict[str, Any]]:
             "hidden_act": "silu",
             "hidden_size": HIDDEN,
             "intermediate_size": INTERMEDIATE,
-            "max_position_embeddings": 4096,
+            "max_position_embeddings": TINY_MAX_LENGTH,
             "num_attention_heads": HEADS,
             "num_hidden_layers": LAYERS,
             "num_key_value_heads": KV_HEADS,
@@ -241,7 +242,7 @@ def _documents() -> dict[str, dict[str, Any]]:
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,  # it would drop spaces before full stops
-            "model_max_length": 4096,
+            "model_max_length": TINY_MAX_LENGTH,
             "chat_template": CHAT_TEMPLATE,
             **specials,
         },
