@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters import http
 from kvdeploy.adapters.metrics import fetch_counters
-from kvdeploy.errors import FleetError, SmokeError
+from kvdeploy.errors import CheckError, FleetError, SmokeError
 from kvdeploy.planning.verdicts import TokenRun
 from kvdeploy.polling import wait_for
 
@@ -141,7 +141,11 @@ class Asker:
     def _first_key(self) -> dict[str, str]:
         if not self.config.api_key_file:
             return {}
-        text = Path(self.config.api_key_file).read_text(encoding="utf-8")
+        try:
+            text = Path(self.config.api_key_file).read_text(encoding="utf-8")
+        except OSError as e:
+            msg = f"router.api_key_file: {self.config.api_key_file} cannot be read: {e.strerror}"
+            raise CheckError(msg, hint="Smoke asks the router with the first key of it.") from e
         keys = [s for line in text.splitlines() if (s := line.strip()) and not s.startswith("#")]
         return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
 

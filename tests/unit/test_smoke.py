@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kvdeploy.errors import FleetError, SmokeError
+from kvdeploy.errors import CheckError, FleetError, SmokeError
 from kvdeploy.model.launch import LaunchSpec, Readiness
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.model.reports import RungReport, SmokeReport, Verdict
@@ -465,6 +465,14 @@ def test_the_first_key_of_the_file_is_shown_to_the_router(stand: Stand, tmp_path
     fleet = ScriptedFleet()
     stand.climb(fleet, api_key_file=str(keys))
     assert {key for _, key in fleet.asked} == {"Bearer k1"}
+
+
+def test_a_key_file_that_is_gone_is_told(stand: Stand) -> None:
+    with pytest.raises(CheckError) as caught:
+        stand.smoke(ScriptedFleet(), api_key_file="/nowhere/keys")
+    assert caught.value.message == (
+        "router.api_key_file: /nowhere/keys cannot be read: No such file or directory"
+    )
 
 
 def test_a_proof_asks_every_pair_once_and_freezes_nobody(stand: Stand) -> None:
