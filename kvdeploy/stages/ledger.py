@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvdeploy.model.geometry import KvGeometry
 from kvdeploy.model.reports import PUSHED, RungReport, Verdict
 from kvdeploy.planning import sizing, verdicts
 from kvdeploy.stages.asking import read_run
@@ -20,10 +21,20 @@ if TYPE_CHECKING:
     from kvdeploy.planning.verdicts import TokenRun
 
 
+def _geometry(model: ModelOutputs, dtype: str) -> KvGeometry:
+    """The model's KV geometry; one that foretells nothing where config.json says too little."""
+    try:
+        return sizing.parse_geometry(model.config, dtype=dtype)
+    except ValueError as e:
+        return KvGeometry(
+            layers=1, kv_heads=1, head_dim=1, dtype_bytes=1, uniform=False, reason=str(e)
+        )
+
+
 class Ledger:
     def __init__(self, spec: ClusterSpec, model: ModelOutputs) -> None:
         self.spec = spec
-        self.geometry = sizing.parse_geometry(model.config, dtype=spec.model.dtype)
+        self.geometry = _geometry(model, spec.model.dtype)
         self.rungs: list[RungReport] = []
 
     @property

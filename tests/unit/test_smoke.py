@@ -675,6 +675,17 @@ def test_bytes_of_an_uneven_cache_cannot_be_foretold_and_moved_is_still_asked_fo
     assert not silent.proven
 
 
+def test_a_configuration_that_says_too_little_leaves_the_bytes_open(stand: Stand) -> None:
+    report = stand.climb(ScriptedFleet(), config={"dtype": "bfloat16"})
+    told = the(report, "bytes", PAIR)
+    assert told.verdict is Verdict.NOT_APPLICABLE
+    assert told.message == (
+        "the size cannot be foretold: config.json has no 'num_hidden_layers', so the size of its "
+        "KV cache cannot be computed"
+    )
+    assert report.proven
+
+
 def test_a_question_too_long_for_the_model_is_said_and_not_asked(stand: Stand) -> None:
     fleet = ScriptedFleet(max_length=80)
     report = stand.climb(fleet)
