@@ -74,6 +74,8 @@ class ProcessState(Stored):
     """Unix time, seconds."""
     ready_at: float | None = None
     generation: str = ""
+    scratch: str = ""
+    """Its temporary folder, gone with it: vLLM leaves its sockets behind."""
     restarts: int = 0
     reason: str = ""
     """Why it failed, stopped or waits, for people."""

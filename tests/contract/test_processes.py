@@ -177,6 +177,29 @@ def test_a_process_is_found_again_by_another_way_to_its_folder(
     assert processes.observe("thing").phase == "stopped"
 
 
+def scratch(processes: Processes) -> Path:
+    state = processes.observe("thing").state
+    assert state is not None
+    return Path(state.scratch)
+
+
+def test_temporary_files_of_a_process_go_with_it(processes: Processes) -> None:
+    processes.start(launch())
+    wait_phase(processes, "ready")
+    first = scratch(processes)
+    assert list(first.iterdir())
+    os.kill(leader(processes), signal.SIGKILL)
+    wait_for(lambda: processes.observe("thing").phase != "ready" or None, timeout_s=5)
+    wait_phase(processes, "ready")
+    second = scratch(processes)
+    assert second != first
+    assert not first.exists()
+    os.kill(supervisor(processes), signal.SIGKILL)  # nobody is left to clean up but us
+    wait_for(lambda: not processes.observe("thing").supervised or None, timeout_s=5)
+    processes.stop("thing")
+    assert not second.exists()
+
+
 def test_nothing_outlives_a_killed_supervisor(processes: Processes) -> None:
     processes.start(launch("ignore-term", "child"))
     wait_phase(processes, "ready")

@@ -139,6 +139,8 @@ class Processes:
                     _signal(pid, signal.SIGKILL)
                     wait_for(lambda: None if self._is_locked(name) else True, timeout_s=5)
         wait_for(lambda: None if self._kill_leftovers(name) else True, timeout_s=10)
+        if (state := self._state(name)) is not None and state.scratch:
+            shutil.rmtree(state.scratch, ignore_errors=True)
         if left := self.observe(name).pids:
             msg = f"{name}: processes {', '.join(map(str, left))} do not end"
             raise FleetError(msg, hint="They may hang in the kernel; look with 'ps'.")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -90,21 +92,31 @@ class Supervisor:
         generation = f"{time.time_ns() // 1_000_000:x}"
         spec = self.spec.resolved(generation)
         inherited = {k: v for k in INHERITED if (v := os.environ.get(k)) is not None}
+        # A short path: it holds Unix sockets, whose names may have 107 characters.
+        scratch = tempfile.mkdtemp(prefix="kvd-")
         started_at = time.time()
         try:
             child = spawn_session(
                 spec.argv,
-                env=inherited | spec.env,
+                env=inherited | {"TMPDIR": scratch} | spec.env,
                 log=self.dir / "log",
             )
         except ToolError as e:
+            shutil.rmtree(scratch, ignore_errors=True)
             return e.message
-        self.set(phase="starting", pid=child.pid, started_at=started_at, generation=generation)
+        self.set(
+            phase="starting",
+            pid=child.pid,
+            started_at=started_at,
+            generation=generation,
+            scratch=scratch,
+        )
         self.say(f"{spec.name}: started, pid {child.pid}, generation {generation}")
         try:
             return self.watch(child, spec)
         finally:
             self.end_session(child)
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def watch(self, child: subprocess.Popen[bytes], spec: LaunchSpec) -> str:
         late = self.clock.now() + spec.ready.timeout_s
