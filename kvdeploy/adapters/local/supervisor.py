@@ -94,11 +94,14 @@ class Supervisor:
         inherited = {k: v for k in INHERITED if (v := os.environ.get(k)) is not None}
         # A short path: it holds Unix sockets, whose names may have 107 characters.
         scratch = tempfile.mkdtemp(prefix="kvd-")
+        # What torch compiles is kept from start to start: by default it lies in TMPDIR.
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+        temporary = {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
         started_at = time.time()
         try:
             child = spawn_session(
                 spec.argv,
-                env=inherited | {"TMPDIR": scratch} | spec.env,
+                env=inherited | temporary | spec.env,
                 log=self.dir / "log",
             )
         except ToolError as e:
