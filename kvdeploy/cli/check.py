@@ -13,7 +13,7 @@ from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import COMMANDS, App
 from kvdeploy.cli.common import allow_option, file_option, json_option, load, set_option
 from kvdeploy.errors import CheckError
-from kvdeploy.model.reports import Severity
+from kvdeploy.planning.checks import errors_of
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.preflight import find_problems
 
@@ -60,7 +60,7 @@ def refuse(found: Sequence[Finding], *, source: str, quiet: bool = False) -> Non
     Raises:
         CheckError: at least one is; the message lists them unless `quiet`.
     """
-    errors = [f for f in found if f.severity >= Severity.ERROR]
+    errors = errors_of(found)
     if not errors:
         return
     plural = "" if len(errors) == 1 else "s"

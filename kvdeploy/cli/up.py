@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvdeploy import pipeline
+from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import COMMANDS, App
@@ -81,7 +82,7 @@ def local_stages(
 ) -> tuple[Stage, ...]:
     spec = loaded.spec
     return (
-        RuntimeStage(spec, runner, device_of(spec, runner), loaded.root),
+        RuntimeStage(spec, runner, device_of(spec, len(machine.gpus(runner))), loaded.root),
         ModelStage(spec, runner, loaded.root),
         LocalFleetStage(spec, processes, root=loaded.root, config_path=store.router_config),
         ProofStage(spec),

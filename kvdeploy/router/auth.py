@@ -7,6 +7,7 @@ import hmac
 from pathlib import Path
 
 from kvdeploy.errors import SpecError
+from kvdeploy.model.listing import entries
 
 
 class Keys:
@@ -29,11 +30,11 @@ def read_keys(path: str | None) -> Keys:
     if path is None:
         return Keys([])
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         message = f"the API key file {path} cannot be read: {e}"
         raise SpecError(message, hint="give the router a readable file, one key a line") from e
-    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    keys = entries(text)
     if not keys:
         message = f"the API key file {path} holds no key"
         raise SpecError(message, hint="put one key a line into it, or drop api_key_file")

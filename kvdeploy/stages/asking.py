@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvdeploy.adapters import http
 from kvdeploy.adapters.metrics import fetch_counters
 from kvdeploy.errors import CheckError, FleetError, SmokeError
+from kvdeploy.model.listing import entries
 from kvdeploy.planning.verdicts import TokenRun
 from kvdeploy.polling import wait_for
 
@@ -36,6 +37,7 @@ class Asker:
         self.prefills = self.config.by_role("prefill")
         self.decodes = self.config.by_role("decode")
         self._key = self._first_key()
+        self._tokenized: dict[tuple[str, str], http.Answer] = {}
 
     @property
     def pairs(self) -> tuple[tuple[Engine, Engine], ...]:
@@ -59,11 +61,15 @@ class Asker:
         return answer.message if answer.status == 400 else ""
 
     def _tokenize(self, question: Question) -> http.Answer:
-        return http.post(
-            f"{self.prefills[0].url}/tokenize",
-            question.tokenize_body(self.config.served_model),
-            timeout_s=30,
-        )
+        """Ask once for each prompt: its length is needed before it is asked and after."""
+        prompt = (question.endpoint, question.text)
+        if prompt not in self._tokenized:
+            self._tokenized[prompt] = http.post(
+                f"{self.prefills[0].url}/tokenize",
+                question.tokenize_body(self.config.served_model),
+                timeout_s=30,
+            )
+        return self._tokenized[prompt]
 
     def reference(self, question: Question) -> TokenRun:
         """The answer of an engine that computes everything itself.
@@ -146,7 +152,7 @@ class Asker:
         except OSError as e:
             msg = f"router.api_key_file: {self.config.api_key_file} cannot be read: {e.strerror}"
             raise CheckError(msg, hint="Smoke asks the router with the first key of it.") from e
-        keys = [s for line in text.splitlines() if (s := line.strip()) and not s.startswith("#")]
+        keys = entries(text)
         return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
 
 

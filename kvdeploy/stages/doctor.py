@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kvdeploy.model.facts import MachineFacts
+    from kvdeploy.model.outputs import Device
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
 
@@ -37,11 +39,16 @@ class Symptom:
 
 def examine(spec: ClusterSpec, runner: Runner, root: Path) -> list[Symptom]:
     """Everything worth a line, for the target that `spec` names."""
-    return [*_machine(spec, runner, root), *_runtime(spec, runner, root), *_tools(spec, runner)]
-
-
-def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]:
     facts = look(spec, Processes(Store(root, spec.name).processes), runner, root)
+    device = device_of(spec, facts.gpus)
+    return [
+        *_machine(spec, facts, device),
+        *_runtime(spec, device, runner, root),
+        *_tools(spec, runner),
+    ]
+
+
+def _machine(spec: ClusterSpec, facts: MachineFacts, device: Device) -> Iterator[Symptom]:
     local = spec.target == "local"
     yield Symptom(
         what="system",
@@ -54,7 +61,6 @@ def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
     if not local:
         return
     yield Symptom(what="cores", found=str(facts.cores), needed="1 an engine", verdict="ok")
-    device = device_of(spec, runner)
     need = memory_needed_gib(spec, device=device)
     yield Symptom(
         what="memory",
@@ -88,7 +94,7 @@ def _machine(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
     )
 
 
-def _runtime(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]:
+def _runtime(spec: ClusterSpec, device: Device, runner: Runner, root: Path) -> Iterator[Symptom]:
     if spec.target != "local":
         return
     if spec.runtime.python is not None:
@@ -107,7 +113,6 @@ def _runtime(spec: ClusterSpec, runner: Runner, root: Path) -> Iterator[Symptom]
             hint="Name an interpreter that has both in runtime.python, or leave it out.",
         )
         return
-    device = device_of(spec, runner)
     python = runtime.built_python(device)
     built = runtime.is_whole(python)
     disk, need = machine.disk_free_gib(python), RUNTIME_DISK_GIB[device]

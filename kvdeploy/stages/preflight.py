@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvdeploy.adapters.local import machine, runtime
 from kvdeploy.model.facts import MachineFacts
+from kvdeploy.model.listing import entries
 from kvdeploy.planning.checks import check_machine, check_spec
 from kvdeploy.stages.model import BUILTIN, local_path
 from kvdeploy.stages.runtime import named_python
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from kvdeploy.proc import Runner
 
 
-def device_of(spec: ClusterSpec, runner: Runner) -> Device:
-    """What the engines will run on."""
+def device_of(spec: ClusterSpec, gpus: int) -> Device:
+    """What the engines will run on, on a machine with that many GPUs."""
     if spec.runtime.device != "auto":
         return spec.runtime.device
-    return "cuda" if machine.gpus(runner) else "cpu"
+    return "cuda" if gpus else "cpu"
 
 
 def find_problems(
@@ -40,7 +41,7 @@ def find_problems(
     found = check_spec(spec, allow=allow)
     if spec.target == "local":
         facts = look(spec, processes, runner, root)
-        found += check_machine(spec, facts, device=device_of(spec, runner), allow=allow)
+        found += check_machine(spec, facts, device=device_of(spec, facts.gpus), allow=allow)
     return sorted(found, key=lambda f: (-f.severity, f.path))
 
 
@@ -61,7 +62,7 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
         runtime_python_exists=_python_exists(spec, root),
         api_key_file_exists=_has_keys(spec, root),
         has_libnuma=machine.can_load("libnuma.so.1"),
-        runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, runner))),
+        runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, len(gpus)))),
     )
 
 
@@ -85,10 +86,10 @@ def _has_keys(spec: ClusterSpec, root: Path) -> bool | None:
     if named is None:
         return None
     try:
-        lines = (root / Path(named).expanduser()).read_text(encoding="utf-8").splitlines()
+        text = (root / Path(named).expanduser()).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return any(line.strip() and not line.strip().startswith("#") for line in lines)
+    return bool(entries(text))
 
 
 def _python_exists(spec: ClusterSpec, root: Path) -> bool | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy.adapters.store import write_text
 from kvdeploy.errors import CheckError, ToolError
 from kvdeploy.model.catalog import CONNECTORS, NIXL_MIN, VLLM_MIN
+from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import RuntimeOutputs, leading_numbers
 from kvdeploy.polling import wait_for
 from kvdeploy.proc import Command
@@ -49,7 +50,7 @@ def lock_text(device: Device) -> str:
 
 def lock_digest(device: Device) -> str:
     """Name a lock's content together with the Python it is for."""
-    pins = "\n".join(_pins(lock_text(device)))
+    pins = "\n".join(entries(lock_text(device)))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return hashlib.sha256(f"{python}\n{pins}".encode()).hexdigest()[:12]
 
@@ -174,7 +175,7 @@ def _install(
     *,
     lock_fd: int,
 ) -> None:
-    total = len(_pins(lock_text(device)))
+    total = len(entries(lock_text(device)))
     seen = 0
 
     def on_line(line: str) -> None:
@@ -248,11 +249,6 @@ def _make_venv(home: Path, runner: Runner, lock_fd: int) -> None:
     if outcome.code != 0 or outcome.timed_out:
         msg = f"{outcome.command} failed (exit {outcome.code}):\n{outcome.tail(6)}"
         raise ToolError(msg, hint="On Debian and Ubuntu: apt install python3-venv")
-
-
-def _pins(text: str) -> list[str]:
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _dotted(version: tuple[int, ...]) -> str:
