@@ -115,7 +115,9 @@ def build_engine(
     if unsafe and "enable-prefix-caching" not in asked:  # whoever asks for it knows better
         args[NO_PREFIX_CACHING] = True
     args |= asked
-    side_channels = tuple(range(place.side_channel_port, place.side_channel_port + _ranks(fleet)))
+    side_channels = tuple(
+        range(place.side_channel_port, place.side_channel_port + fleet.data_parallel)
+    )
     return LaunchSpec(
         name=slot.name,
         role="prefill" if slot.role == "prefill" else "decode",
@@ -288,7 +290,3 @@ def router_url(config: RouterConfig) -> str:
     """Where a client on this machine reaches the router."""
     host = LOOPBACK if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-
-
-def _ranks(fleet: FleetSpec) -> int:
-    return fleet.data_parallel

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 from pydantic import ValidationError
 
-from kvdeploy.adapters.local import machine
+from kvdeploy.adapters.local import machine, supervisor
 from kvdeploy.adapters.local.supervisor import digest_of
 from kvdeploy.adapters.store import write_text
 from kvdeploy.errors import FleetError
@@ -27,7 +27,7 @@ from kvdeploy.proc import spawn_detached
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODULE: Final = "kvdeploy.adapters.local.supervisor"
+MODULE: Final = supervisor.__name__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +131,11 @@ class Processes:
             pid = wait_for(lambda: self._supervisor_pid(name), timeout_s=5)
             if pid is not None:
                 _signal(pid, signal.SIGCONT)
-                for paused in self.observe(name).pids:
-                    _signal(paused, signal.SIGCONT)  # a stopped process cannot end itself
+                self.resume(name)  # a stopped process cannot end itself
                 _signal(pid, signal.SIGTERM)
-                wait_for(lambda: None if self._is_locked(name) else True, timeout_s=grace_s)
-                if self._is_locked(name):
+                if not self._is_let_go(name, within_s=grace_s):
                     _signal(pid, signal.SIGKILL)
-                    wait_for(lambda: None if self._is_locked(name) else True, timeout_s=5)
+                    self._is_let_go(name, within_s=5)
         wait_for(lambda: None if self._kill_leftovers(name) else True, timeout_s=10)
         if (state := self._state(name)) is not None and state.scratch:
             shutil.rmtree(state.scratch, ignore_errors=True)
@@ -158,6 +156,11 @@ class Processes:
     def resume(self, name: str) -> None:
         for pid in self.observe(name).pids:
             _signal(pid, signal.SIGCONT)
+
+    def _is_let_go(self, name: str, *, within_s: float) -> bool:
+        """Wait for the supervisor to end; whether it did."""
+        gone = wait_for(lambda: None if self._is_locked(name) else True, timeout_s=within_s)
+        return gone is not None
 
     def _kill_leftovers(self, name: str) -> bool:
         left = self.observe(name).pids

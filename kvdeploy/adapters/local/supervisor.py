@@ -1,8 +1,8 @@
 """The parent of one process: starts it, waits until it is ready, pins it, restarts it, stops it.
 
-Runs as `python -m kvdeploy.adapters.local.supervisor DIR FD`, detached from the command line that
+Runs as `python -m kvdeploy.adapters.local.supervisor DIR`, detached from the command line that
 began it. DIR holds `launch.json` (what to run) and gets `state.json` (how it goes), `log` (what
-the process says) and `supervisor.log`. FD is DIR's lock, held from birth: who finds the lock
+the process says) and `supervisor.log`. It inherits DIR's lock, held from birth: who finds the lock
 free knows that nobody watches. It dies with nothing left behind: the kernel tells the process
 when its supervisor is gone, and every descendant is found by its session.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.2
 PORTS_WAIT_S: Final = 5.0
 PIN_EVERY_S: Final = 1.0
-INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+INHERITED: Final = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """All that a supervised process sees of the caller's environment: what is in the user's shell
 must not change what an engine does."""
 
@@ -68,20 +68,17 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self.on_signal)
         signal.signal(signal.SIGINT, self.on_signal)
         was_ready = False
-        while True:
+        while not self.stopping:
             why = self.run_once()
             was_ready = was_ready or self.state.ready_at is not None
             if self.stopping:
-                self.set(phase="stopped", pid=None, reason="stopped")
-                return
+                break
             self.say(f"{self.spec.name}: {why}")
             if not was_ready or self.exhausted():
                 self.set(phase="failed", pid=None, reason=why)
                 return
             self.back_off(why)
-            if self.stopping:
-                self.set(phase="stopped", pid=None, reason="stopped")
-                return
+        self.set(phase="stopped", pid=None, reason="stopped")
 
     def run_once(self) -> str:
         """Start the process once and see it to its end; say how it ended."""
