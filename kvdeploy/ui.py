@@ -23,10 +23,12 @@ HEARTBEAT_S: Final = 15.0
 class Step:
     """One piece of work in progress."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, note: Callable[[str], None] = lambda _: None) -> None:
         self.title = title
         self.detail = ""
         self.started = time.monotonic()
+        self.note = note
+        """Say something that is to stay on the screen, e.g. that one part is done."""
 
     def update(self, detail: str) -> None:
         self.detail = detail
@@ -47,13 +49,14 @@ class Ui:
         self._err = err or sys.stderr
         self._live = self._err.isatty() if live is None else live
         self._quiet = quiet
+        self._print: Callable[[str], None] = self._print_plainly
         self.on_line: Callable[[str], None] | None = None
         """Also told every line, for the run's log."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
         """Bracket one piece of work: its name when it starts, its time when it ends."""
-        step = Step(title)
+        step = Step(title, self.say)
         if not self._live:
             self.say(f"-> {title}")
         show = self._spin if self._live and not self._quiet else self._beat
@@ -71,9 +74,12 @@ class Ui:
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            print(text, file=self._err, flush=True)
+            self._print(text)
         if self.on_line is not None:
             self.on_line(text)
+
+    def _print_plainly(self, text: str) -> None:
+        print(text, file=self._err, flush=True)
 
     def error(self, error: KvdeployError) -> None:
         lines = [f"error: {error.message}"]
@@ -97,8 +103,10 @@ class Ui:
 
         console = Console(file=self._err)
         with Status(Text(str(step)), console=console) as status:
+            self._print = lambda line: console.print(Text(line))  # above the live line
             while not done.wait(0.1):
                 status.update(Text(str(step)))
+        self._print = self._print_plainly
 
     @staticmethod
     def _end(shower: threading.Thread, done: threading.Event) -> None:

@@ -17,6 +17,9 @@ class Step(Protocol):
     def update(self, detail: str) -> None:
         """Say what is happening or being waited for, right now."""
 
+    def note(self, text: str) -> None:
+        """Say something that is to stay on the screen, e.g. that one part is done."""
+
 
 class Stage(Protocol):
     @property

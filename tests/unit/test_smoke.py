@@ -287,6 +287,9 @@ class Line:
     def update(self, detail: str) -> None:
         self.said.append(detail)
 
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
 
 class Stand:
     """Starts the servers of scripted fleets, and climbs them."""

@@ -39,6 +39,9 @@ class Line:
     def update(self, detail: str) -> None:
         self.said.append(detail)
 
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
 
 def cluster(**top: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({"name": "demo", **top})

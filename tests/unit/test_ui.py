@@ -65,6 +65,17 @@ def test_a_long_step_says_now_and_then_what_it_waits_for(monkeypatch: pytest.Mon
     assert "   start the fleet: waiting for decode-0 (T)" in beats
 
 
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_note_stays_on_the_screen_and_in_the_log(*, tty: bool) -> None:
+    screen, log = Screen(tty=tty), list[str]()
+    ui = Ui(err=screen)
+    ui.on_line = log.append
+    with ui.step("make nodes") as step:
+        step.note("   + decode-0 (12 s)")
+    assert "   + decode-0 (T)" in "\n".join(screen.lines)
+    assert "   + decode-0 (12 s)" in log
+
+
 def test_after_its_end_a_step_says_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvdeploy.ui.HEARTBEAT_S", 0.01)
     before = threading.active_count()
