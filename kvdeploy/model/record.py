@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from kvdeploy.model.base import Stored
+from kvdeploy.model.infra import ClusterIdentity
 from kvdeploy.model.spec import ClusterSpec
 
 SCHEMA = 1
@@ -26,6 +27,10 @@ class Record(Stored):
     kvdeploy_version: str = ""
     spec: ClusterSpec | None = None
     """What was last asked for."""
+    identity: ClusterIdentity | None = None
+    """Of a cluster on AWS; written before anything is made."""
+    generations: dict[str, int] = Field(default_factory=dict)
+    """How often each node was replaced on purpose, and one."""
     stages: dict[str, StageRecord] = Field(default_factory=dict)
 
     def with_stage(self, name: str, stage: StageRecord) -> Record:

@@ -98,7 +98,7 @@ def _expected(key: Key) -> tuple[str, bool]:
         return "a list", False
     if declared is str:
         if key.limit("pattern"):
-            return _doc(key), True
+            return _doc(key).partition(";")[0], True
         return "text that is not empty" if key.limit("min_length") else "text", True
     return _NUMBERS[declared] + _range(key), False
 

@@ -1,8 +1,8 @@
 """Checks that need only the cluster file and the catalog. Pure: no clock, disk or network.
 
 A check is a generator named after the problem that it finds: its id is its name with dashes, its
-docstring says why that is a problem. target_checks.py has those of one target alone,
-machine_checks.py those that need facts.
+docstring says why that is a problem. target_checks.py has those of one target alone;
+machine_checks.py, operator_checks.py and aws_checks.py have those that need facts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvdeploy.model.catalog import BUILTIN_MODELS, TINY_MAX_LENGTH
 from kvdeploy.model.wording import did_you_mean
+from kvdeploy.planning.aws_checks import AWS_CHECKS
 from kvdeploy.planning.findings import (
     check_id,
     collect,
@@ -22,6 +23,7 @@ from kvdeploy.planning.findings import (
     worst,
 )
 from kvdeploy.planning.machine_checks import MACHINE_CHECKS, check_machine, memory_needed_gib
+from kvdeploy.planning.operator_checks import AWS_CREDENTIALS, OPERATOR_CHECKS
 from kvdeploy.planning.owned import ARGS, DECODE_SPLITS, ENV, arg_name
 from kvdeploy.planning.target_checks import TARGET_CHECKS
 
@@ -50,8 +52,13 @@ def check_spec(spec: ClusterSpec, *, allow: frozenset[str] = frozenset()) -> lis
 
 def known_ids() -> frozenset[str]:
     """Every id that `allow` may hold."""
-    of_spec = {check_id(check) for check in SPEC_CHECKS}
-    return frozenset(of_spec | {check_id(check) for check in MACHINE_CHECKS})
+    return frozenset(
+        {check_id(check) for check in SPEC_CHECKS}
+        | {check_id(check) for check in MACHINE_CHECKS}
+        | {check_id(check) for check in AWS_CHECKS}
+        | {check_id(check) for check in OPERATOR_CHECKS}
+        | {AWS_CREDENTIALS}
+    )
 
 
 # --- how the two sides fit together ----------------------------------------------------------
@@ -192,13 +199,6 @@ def cidr_wrong(spec: ClusterSpec) -> Iterator[Finding]:
             yield error(path, f"{text!r} is not the range's own name", f"Write {network}.")
 
 
-def open_to_everyone(spec: ClusterSpec) -> Iterator[Finding]:
-    """The whole Internet may knock."""
-    for path, text in _cidrs(spec):
-        if text in {"0.0.0.0/0", "::/0"}:
-            yield warning(path, f"{text} lets the whole Internet reach the router", "Name a range.")
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a server that listens there."""
     try:
@@ -210,6 +210,8 @@ def is_loopback(host: str) -> bool:
 def _cidrs(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     for i, text in enumerate(spec.aws.network.allowed_cidrs if spec.aws else ()):
         yield f"aws.network.allowed_cidrs[{i}]", text
+    for i, text in enumerate(spec.aws.access.ssh_cidrs if spec.aws else ()):
+        yield f"aws.access.ssh_cidrs[{i}]", text
 
 
 SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
@@ -225,6 +227,5 @@ SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     engine_env_taken,
     router_open_without_keys,
     cidr_wrong,
-    open_to_everyone,
     *TARGET_CHECKS,
 )

@@ -29,6 +29,16 @@ def fleets(spec: ClusterSpec) -> tuple[tuple[str, FleetSpec], ...]:
     return ("fleet.prefill", spec.fleet.prefill), ("fleet.decode", spec.fleet.decode)
 
 
+def keys_unreadable(spec: ClusterSpec, *, exists: bool | None) -> Iterator[Finding]:
+    """On whichever machine the router's keys are read."""
+    if exists is False:
+        yield error(
+            "router.api_key_file",
+            f"{spec.router.api_key_file} holds no keys that can be read",
+            "Write one key a line into it; lines that start with # are comments.",
+        )
+
+
 def check_id(check: Callable[..., object]) -> str:
     """What `--allow` calls a check."""
     return check.__name__.replace("_", "-")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvdeploy.model.catalog import CPU_ENGINE_GIB, RUNTIME_DISK_GIB
-from kvdeploy.planning.findings import collect, error, fleets, warning
+from kvdeploy.planning.findings import collect, error, fleets, keys_unreadable, warning
 from kvdeploy.planning.launch import cpu_kv_cache_gib
 
 if TYPE_CHECKING:
@@ -98,12 +98,7 @@ def runtime_python_missing(case: Case) -> Iterator[Finding]:
 
 def api_key_file_missing(case: Case) -> Iterator[Finding]:
     """A router without its keys would refuse everybody, or nobody."""
-    if case.facts.api_key_file_exists is False:
-        yield error(
-            "router.api_key_file",
-            f"{case.spec.router.api_key_file} holds no keys that can be read",
-            "Write one key a line into it; lines that start with # are comments.",
-        )
+    yield from keys_unreadable(case.spec, exists=case.facts.api_key_file_exists)
 
 
 def disk_too_little(case: Case) -> Iterator[Finding]:

@@ -49,11 +49,14 @@ _HEADER: Final = """\
 """
 
 
-def render_cluster(target: Literal["local", "aws"], name: str) -> str:
-    """The whole file, ready to be used as it is."""
+def render_cluster(
+    target: Literal["local", "aws"], name: str, chosen: Mapping[str, object] | None = None
+) -> str:
+    """The whole file, ready to be used as it is; `chosen` are values by dotted key."""
     values: dict[str, object] = {"name": name, "target": target}
     if target == "aws":
         values |= AWS_VALUES
+    values |= chosen or {}
     skipped = AWS_ONLY if target != "aws" else frozenset[str]()
     return _HEADER + "\n" + "\n".join(_level(ClusterSpec, (), values, skipped, None)) + "\n"
 

@@ -75,7 +75,7 @@ F:24: router.pair_header: must be true or false, not 'true'; leave out the quote
 F:25: router.deadlines: must be a map with keys of connect_s, prefill_s, first_token_s, inter_token_s, total_s, not 3
 F:26: aws.region: is required: an AWS region, e.g. us-west-2
 F:27: aws.zone: must be one availability zone: EFA does not cross zones, e.g. us-west-2a, not 'us-west-2'
-F:28: aws.network.vpc_id: must be text, and YAML reads 12 as a number; write "12"
+F:28: aws.network.vpc_id: must be vpc-... of an existing VPC, not 12
 F:28: aws.network.allowed_cidrs[1]: must be text, and YAML reads 3 as a number; write "3"
 F:29: aws.tags: must be a map of keys and values, not a list
 F:30: aws.ttl_hours: must be a number above 0, not 0

@@ -1,0 +1,221 @@
+"""From a cluster file to nodes and Terraform's variables; and what becomes of orphans."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kvdeploy.model.catalog import INSTANCES
+from kvdeploy.model.facts import OperatorFacts
+from kvdeploy.model.infra import ClusterIdentity, Leftover, ManagedResource
+from kvdeploy.model.spec import ClusterSpec
+from kvdeploy.planning.adoption import decode_address, sort_orphans
+from kvdeploy.planning.infrastructure import build_variables, expires_at, model_bucket
+from kvdeploy.planning.nodes import nodes_of
+from kvdeploy.planning.operator_checks import check_operator
+
+IDENTITY = ClusterIdentity(
+    id="0123456789abcdef", owner="ann", created_at=datetime(2026, 11, 30, 12, tzinfo=UTC)
+)
+AWS: dict[str, Any] = {"region": "us-west-2", "zone": "us-west-2a"}
+
+
+def spec(**changes: Any) -> ClusterSpec:
+    aws = {**AWS, **changes.pop("aws", {})}
+    base: dict[str, Any] = {"name": "demo", "target": "aws", "aws": aws}
+    return ClusterSpec.model_validate(base | changes)
+
+
+def fleet(**prefill: int) -> dict[str, Any]:
+    return {"prefill": prefill, "decode": {"tensor_parallel": 8}}
+
+
+# --- nodes -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("prefill", "names"),
+    [
+        ({"tensor_parallel": 8, "count": 2}, ["prefill-0", "prefill-1"]),
+        ({"tensor_parallel": 4, "count": 3}, ["prefill-0", "prefill-1"]),
+        ({"tensor_parallel": 2, "data_parallel": 2, "count": 2}, ["prefill-0"]),
+        ({"tensor_parallel": 16, "nodes_per_instance": 2, "count": 1}, ["prefill-0", "prefill-1"]),
+        ({}, ["prefill-0"]),
+    ],
+)
+def test_engines_of_a_role_share_nodes_as_far_as_gpus_go(
+    prefill: dict[str, int], names: list[str]
+) -> None:
+    nodes = nodes_of(spec(fleet=fleet(**prefill)))
+    assert [n.name for n in nodes] == [*names, "decode-0", "router-0"]
+
+
+def test_the_router_has_a_node_of_its_own_and_of_its_own_type() -> None:
+    nodes = {n.role: n.instance_type for n in nodes_of(spec())}
+    assert nodes == {
+        "prefill": "p5en.48xlarge",
+        "decode": "p5en.48xlarge",
+        "router": "c7i.2xlarge",
+    }
+
+
+def test_a_local_cluster_has_no_nodes() -> None:
+    assert nodes_of(ClusterSpec(name="demo")) == ()
+
+
+# --- variables -------------------------------------------------------------------------------
+def variables(wanted: ClusterSpec, **more: Any) -> dict[str, Any]:
+    return build_variables(wanted, IDENTITY, **{"generations": {}, **more})
+
+
+def test_the_variables_say_everything_the_file_says() -> None:
+    told = variables(
+        spec(
+            model={"id": "s3://models/llama/70b"},
+            router={"port": 9000},
+            aws={
+                "instance_type": "p5.48xlarge",
+                "capacity": {"kind": "odcr", "reservation_tags": {"team": "ml"}},
+                "network": {"egress": "none", "allowed_cidrs": ["10.0.0.0/8"]},
+                "access": {"method": "ssh", "ssh_cidrs": ["10.1.0.0/16"]},
+                "ami": "ami-0abc",
+                "tags": {"team": "ml"},
+                "ttl_hours": 6,
+            },
+        ),
+        generations={"decode-0": 3},
+        reservation_id="cr-1",
+        public_key="ssh-ed25519 AAAA",
+    )
+    assert told["cluster_id"] == "0123456789abcdef"
+    assert told["created_at"] == "2026-11-30T12:00:00Z"
+    assert told["expires_at"] == "2026-11-30T18:00:00Z"
+    assert told["router_port"] == 9000
+    assert told["model_bucket"] == {"bucket": "models", "prefix": "llama/70b/"}
+    assert told["capacity"]["reservation_id"] == "cr-1"
+    assert told["access"]["public_key"] == "ssh-ed25519 AAAA"
+    assert told["network"]["egress"] == "none"
+    assert told["roles"]["decode"] == {"instance_type": "p5.48xlarge", "root_volume_gib": 200}
+    assert told["roles"]["router"] == {"instance_type": "c7i.2xlarge"}
+    assert told["nodes"] == {
+        "prefill-0": {"role": "prefill", "generation": 1},
+        "decode-0": {"role": "decode", "generation": 3},
+        "router-0": {"role": "router", "generation": 1},
+    }
+
+
+def test_a_cluster_without_a_ttl_is_never_due() -> None:
+    wanted = spec()
+    assert wanted.aws is not None
+    assert expires_at(wanted.aws, IDENTITY) is None
+    assert variables(wanted)["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "bucket"),
+    [
+        ("s3://b", {"bucket": "b", "prefix": ""}),
+        ("s3://b/k/", {"bucket": "b", "prefix": "k/"}),
+        ("org/model", None),
+    ],
+)
+def test_nodes_may_read_the_model_bucket_only(model: str, bucket: dict[str, str] | None) -> None:
+    assert model_bucket(model) == bucket
+
+
+# --- orphans ---------------------------------------------------------------------------------
+def orphan(id_: str, address: str, kind: str = "instance", name: str = "") -> Leftover:
+    return Leftover(kind=kind, id=id_, address=address, name=name)
+
+
+DECODE = 'module.nodes.aws_instance.this["decode-0"]'
+
+
+def known(address: str, id_: str) -> ManagedResource:
+    return ManagedResource(address=address, kind="aws_instance", id=id_)
+
+
+def test_addresses_in_tags_are_terraforms_again() -> None:
+    assert decode_address("module.nodes.aws_instance.this/decode-0") == DECODE
+    assert decode_address("module.network.aws_vpc.this/0") == "module.network.aws_vpc.this[0]"
+    assert decode_address("module.access.aws_iam_role.node") == "module.access.aws_iam_role.node"
+
+
+def test_a_wanted_node_that_the_state_does_not_know_is_adopted() -> None:
+    found = [orphan("i-1", "module.nodes.aws_instance.this/decode-0")]
+    orphans = sort_orphans(found, [], wanted_nodes=["decode-0"])
+    assert orphans.imports == ((DECODE, "i-1"),)
+    assert orphans.remove == ()
+
+
+def test_what_the_state_knows_is_no_orphan() -> None:
+    found = [orphan("i-1", "module.nodes.aws_instance.this/decode-0")]
+    orphans = sort_orphans(found, [known(DECODE, "i-1")], wanted_nodes=["decode-0"])
+    assert orphans.all == ()
+
+
+def test_a_second_machine_for_one_node_goes() -> None:
+    twice = [orphan(f"i-{n}", "module.nodes.aws_instance.this/decode-0") for n in (1, 2)]
+    orphans = sort_orphans(twice, [], wanted_nodes=["decode-0"])
+    assert orphans.imports == ((DECODE, "i-1"),)
+    assert orphans.remove == (twice[1],)
+    other = sort_orphans(twice[1:], [known(DECODE, "i-1")], wanted_nodes=["decode-0"])
+    assert other.remove == (twice[1],)
+
+
+def test_a_node_that_is_not_wanted_goes() -> None:
+    stray = orphan("i-1", "module.nodes.aws_instance.this/decode-9")
+    assert sort_orphans([stray], [], wanted_nodes=["decode-0"]).remove == (stray,)
+
+
+def test_volumes_and_interfaces_belong_to_their_instance() -> None:
+    assert sort_orphans([orphan("vol-1", "", "volume")], [], wanted_nodes=[]).all == ()
+
+
+def test_what_terraform_imports_by_name_is_adopted_by_name() -> None:
+    group = orphan(
+        "pg-1", "module.nodes.aws_placement_group.this/0", "placement_group", "kvdeploy-demo"
+    )
+    orphans = sort_orphans([group], [], wanted_nodes=[])
+    assert orphans.imports == (("module.nodes.aws_placement_group.this[0]", "kvdeploy-demo"),)
+    in_state = known("module.nodes.aws_placement_group.this[0]", "kvdeploy-demo")
+    assert sort_orphans([group], [in_state], wanted_nodes=[]).all == ()
+
+
+# --- the operator's machine ------------------------------------------------------------------
+def told(facts: OperatorFacts, wanted: ClusterSpec | None = None) -> list[tuple[str, str]]:
+    return [(f.check, f.message) for f in check_operator(wanted or spec(), facts)]
+
+
+def test_a_machine_with_terraform_is_fine() -> None:
+    assert told(OperatorFacts(terraform=(1, 10, 0))) == []
+
+
+def test_a_missing_or_old_terraform_is_found() -> None:
+    assert told(OperatorFacts(terraform=())) == [("terraform-missing", "terraform is not on PATH")]
+    assert told(OperatorFacts(terraform=(1, 9, 8))) == [
+        ("terraform-too-old", "terraform 1.9.8 is too old")
+    ]
+
+
+def test_variables_for_terraform_in_the_shell_are_refused() -> None:
+    facts = OperatorFacts(terraform=(1, 11), terraform_env=("TF_VAR_name",))
+    assert told(facts) == [
+        (
+            "terraform-env-set",
+            "TF_VAR_name is set in the environment, and kvdeploy does not hand it to Terraform",
+        )
+    ]
+
+
+def test_key_files_that_hold_nothing_are_found() -> None:
+    facts = OperatorFacts(terraform=(1, 11), public_key_ok=False, api_key_file_exists=False)
+    wanted = spec(aws={"access": {"public_key_file": "k.pub"}}, router={"api_key_file": "keys"})
+    assert told(facts, wanted) == [
+        ("public-key-file-missing", "k.pub holds no public key that can be read"),
+        ("api-key-file-missing", "keys holds no keys that can be read"),
+    ]
+
+
+def test_every_known_type_has_cards_and_gpus() -> None:
+    assert all(p.gpus and p.efa_devices and p.vcpus for p in INSTANCES.values())
