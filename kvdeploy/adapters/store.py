@@ -52,11 +52,14 @@ class Store:
         self.processes = self.dir / "processes"
         self.router_config = self.dir / "router.json"
         self.runs = self.dir / "runs"
+        self.terraform = self.dir / "terraform"
+        """Where Terraform runs; a folder."""
+        self.terraform_state = self.dir / "terraform.tfstate"
         self._record = self.dir / "record.json"
 
     def exists(self) -> bool:
         """Whether anything of the cluster may still run."""
-        return self.processes.exists()
+        return self.processes.exists() or self.terraform.exists()
 
     def read(self, *, target: str = "local") -> Record:
         """Read the record; a fresh one when there is none.
@@ -100,6 +103,15 @@ class Store:
             kept.parent.mkdir(exist_ok=True)
             log.replace(kept)
         shutil.rmtree(self.processes, ignore_errors=True)
+
+    def forget_nodes(self) -> None:
+        """Drop what was known of machines in AWS, once none is left."""
+        shutil.rmtree(self.terraform, ignore_errors=True)
+        for state in self.dir.glob(f"{self.terraform_state.name}*"):
+            state.unlink()
+        with suppress(StateError):
+            gone = self.read().without_stages("provision")
+            self.write(gone.model_copy(update={"identity": None, "generations": {}}))
 
     @contextmanager
     def locked(self, verb: str) -> Iterator[None]:
