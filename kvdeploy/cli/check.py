@@ -11,9 +11,17 @@ import click
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import COMMANDS, App
-from kvdeploy.cli.common import allow_option, file_option, json_option, load, set_option
+from kvdeploy.cli.common import (
+    Loaded,
+    allow_option,
+    file_option,
+    json_option,
+    load,
+    set_option,
+)
 from kvdeploy.errors import CheckError
 from kvdeploy.planning.checks import errors_of
+from kvdeploy.planning.operator_checks import AWS_CREDENTIALS
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.preflight import find_problems
 
@@ -34,8 +42,7 @@ def check(
     app: App, file: Path | None, overlays: tuple[str, ...], allow: frozenset[str], as_json: bool
 ) -> None:
     loaded = load(app, file, overlays)
-    processes = Processes(Store(loaded.root, loaded.spec.name).processes)
-    found = find_problems(loaded.spec, processes, LocalRunner(), loaded.root, allow=allow)
+    found = _found(app, loaded, allow)
     if as_json:
         rows = [asdict(f) | {"severity": f.severity.name.lower()} for f in found]
         click.echo(json.dumps(rows, indent=2))
@@ -45,6 +52,23 @@ def check(
         if not found:
             click.echo(f"{loaded.source}: nothing to object to")
     refuse(found, source=loaded.source, quiet=True)
+
+
+def _found(app: App, loaded: Loaded, allow: frozenset[str]) -> Sequence[Finding]:
+    spec, root = loaded.spec, loaded.root
+    store = Store(root, spec.name)
+    if spec.target == "aws":
+        from kvdeploy.adapters.aws.session import Aws
+        from kvdeploy.cli.aws.site import identity_if_readable
+        from kvdeploy.stages.aws_preflight import aws_section, look
+
+        aws = Aws(aws_section(spec).region)
+        if AWS_CREDENTIALS in allow:
+            return look(spec, aws, None, LocalRunner(), root, allow=allow).findings
+        with app.ui.step("ask AWS"):
+            known = identity_if_readable(spec, store, aws)
+            return look(spec, aws, known, LocalRunner(), root, allow=allow).findings
+    return find_problems(spec, Processes(store.processes), LocalRunner(), root, allow=allow)
 
 
 def describe(finding: Finding) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,7 +11,7 @@ import click
 
 from kvdeploy.adapters import specfile
 from kvdeploy.adapters.store import RunLog, Store, clusters
-from kvdeploy.errors import KvdeployError
+from kvdeploy.errors import CheckError, KvdeployError, StateError
 from kvdeploy.planning.checks import known_ids
 from kvdeploy.proc import LocalRunner
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvdeploy.cli.app import App
+    from kvdeploy.model.record import Record
     from kvdeploy.model.spec import ClusterSpec
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -41,6 +42,12 @@ set_option = click.option(
 )
 name_option = click.option(
     "--name", "cluster", metavar="NAME", help="Cluster by name. Default: the file's."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask before machines end (aws).")
+break_lock_option = click.option(
+    "--break-lock",
+    metavar="ID",
+    help="aws: break the lock of Terraform's state that a killed run left behind.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
@@ -111,6 +118,38 @@ def _path(app: App, file: Path | None) -> Path | None:
         return file if file.is_absolute() else app.root / file
     default = app.root / DEFAULT_FILE
     return default if default.exists() else None
+
+
+def begin(record: Record, loaded: Loaded) -> Record:
+    """The record of a cluster that is about to be brought up as `loaded` says.
+
+    Raises:
+        CheckError: it is on another target.
+    """
+    if record.target != loaded.spec.target:
+        msg = (
+            f"cluster {record.cluster!r} was brought up on target {record.target}, "
+            f"and a cluster does not move to {loaded.spec.target}"
+        )
+        raise CheckError(msg, hint="Take it down first, or give the new one another name.")
+    return record.model_copy(update={"spec": loaded.spec})
+
+
+def spec_of(app: App, file: Path | None, store: Store) -> ClusterSpec | None:
+    """The cluster file of a command about a running cluster: as last brought up; else, when
+    nothing is remembered, as it is now. None when neither is to be had.
+
+    Raises:
+        SpecError: nothing is remembered, and the file says aws and is wrong.
+    """
+    with suppress(StateError):
+        if (known := store.read().spec) is not None:
+            return known
+    path = _path(app, file)
+    if path is None or specfile.word_in(path, "target") != "aws":
+        return None
+    spec = specfile.load(path).spec
+    return spec if spec.name == store.cluster else None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from kvdeploy.stages.doctor import examine
 if TYPE_CHECKING:
     from pathlib import Path
 
-COLOURS = {"ok": "green", "missing": "red", "too little": "red", "taken": "red"}
+COLOURS = {"ok": "green", "missing": "red", "too little": "red", "too old": "red", "taken": "red"}
 
 
 @click.command(help=COMMANDS["doctor"])

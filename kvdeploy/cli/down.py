@@ -10,7 +10,16 @@ import click
 
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.app import COMMANDS, App
-from kvdeploy.cli.common import file_option, find, json_option, name_option, recorded
+from kvdeploy.cli.common import (
+    break_lock_option,
+    file_option,
+    find,
+    json_option,
+    name_option,
+    recorded,
+    spec_of,
+    yes_option,
+)
 from kvdeploy.errors import FleetError
 from kvdeploy.planning.launch import ROUTER
 
@@ -21,10 +30,25 @@ if TYPE_CHECKING:
 @click.command(help=COMMANDS["down"])
 @file_option
 @name_option
+@yes_option
+@break_lock_option
 @json_option
 @click.pass_obj
-def down(app: App, file: Path | None, cluster: str | None, as_json: bool) -> None:
+def down(
+    app: App,
+    file: Path | None,
+    cluster: str | None,
+    yes: bool,
+    break_lock: str | None,
+    as_json: bool,
+) -> None:
     store = find(app, file, cluster)
+    spec = spec_of(app, file, store) if not store.processes.exists() else None
+    if spec is not None and spec.target == "aws":
+        from kvdeploy.cli.aws.down import down as down_on_aws
+
+        down_on_aws(app, spec, store, yes=yes, break_lock=break_lock, as_json=as_json)
+        return
     if not store.exists():
         _say(store.cluster, [], as_json=as_json)
         return

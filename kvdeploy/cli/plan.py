@@ -39,6 +39,11 @@ def plan(
     loaded = load(app, file, overlays)
     spec = loaded.spec
     store = Store(loaded.root, spec.name)
+    if spec.target == "aws":
+        from kvdeploy.cli.aws.plan import plan as plan_on_aws
+
+        plan_on_aws(app, loaded, store, allow=allow, as_json=as_json)
+        return
     processes = Processes(store.processes)
     refuse(
         find_problems(spec, processes, LocalRunner(), loaded.root, allow=allow),

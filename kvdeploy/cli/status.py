@@ -12,7 +12,7 @@ from kvdeploy.adapters import http
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.app import COMMANDS, App
-from kvdeploy.cli.common import file_option, find, json_option, name_option
+from kvdeploy.cli.common import file_option, find, json_option, name_option, spec_of
 from kvdeploy.cli.tables import show
 from kvdeploy.model.outputs import FleetOutputs
 
@@ -33,6 +33,11 @@ COLOURS = {"ready": "green", "failed": "red", "dead": "red", "backoff": "yellow"
 @click.pass_obj
 def status(app: App, file: Path | None, cluster: str | None, as_json: bool) -> int:
     store = find(app, file, cluster)
+    spec = spec_of(app, file, store) if not store.processes.exists() else None
+    if spec is not None and spec.target == "aws":
+        from kvdeploy.cli.aws.status import status as status_on_aws
+
+        return 0 if status_on_aws(spec, store, as_json=as_json) else SICK
     document = observe(store)
     if as_json:
         click.echo(json.dumps(document, indent=2))

@@ -16,16 +16,17 @@ from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.common import (
     Loaded,
     allow_option,
+    begin,
+    break_lock_option,
     file_option,
     json_option,
     load,
     recorded,
     set_option,
+    yes_option,
 )
-from kvdeploy.errors import CheckError, TerraformError
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.reports import Severity
-from kvdeploy.planning.checks import check_spec
 from kvdeploy.planning.launch import caveats
 from kvdeploy.stages.fleet import LocalFleetStage
 from kvdeploy.stages.model import ModelStage
@@ -36,7 +37,6 @@ from kvdeploy.stages.runtime import RuntimeStage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdeploy.model.record import Record
     from kvdeploy.pipeline import Ran
     from kvdeploy.proc import Runner
     from kvdeploy.stages.base import Stage
@@ -46,20 +46,47 @@ if TYPE_CHECKING:
 @file_option
 @set_option
 @allow_option
+@yes_option
+@click.option(
+    "--on-error",
+    type=click.Choice(["ask", "stop", "down"]),
+    default="ask",
+    show_default=True,
+    help="aws: when nodes cannot all be made, keep those that were (stop) or end them (down).",
+)
+@click.option(
+    "--replace", multiple=True, metavar="NODE", help="aws: make NODE anew. May be repeated."
+)
+@break_lock_option
 @json_option
 @click.pass_obj
 def up(
-    app: App, file: Path | None, overlays: tuple[str, ...], allow: frozenset[str], as_json: bool
+    app: App,
+    file: Path | None,
+    overlays: tuple[str, ...],
+    allow: frozenset[str],
+    yes: bool,
+    on_error: str,
+    replace: tuple[str, ...],
+    break_lock: str | None,
+    as_json: bool,
 ) -> None:
     loaded = load(app, file, overlays)
-    if loaded.spec.target == "aws":
-        refuse(check_spec(loaded.spec, allow=allow), source=loaded.source)
-        msg = (
-            "target aws cannot be brought up by this version: it has no infra/ (Terraform) and no "
-            "playbooks/ (Ansible) yet. Nothing was made"
-        )
-        raise TerraformError(msg, hint="'kvdeploy check' works on the file; so does target local.")
     store = Store(loaded.root, loaded.spec.name)
+    if loaded.spec.target == "aws":
+        from kvdeploy.cli.aws.up import Wishes
+        from kvdeploy.cli.aws.up import up as up_on_aws
+
+        wishes = Wishes(
+            allow=allow,
+            yes=yes,
+            on_error=on_error,
+            replace=replace,
+            break_lock=break_lock,
+            as_json=as_json,
+        )
+        up_on_aws(app, loaded, store, wishes)
+        return
     with recorded(app, store, "up") as (run, runner):
         app.ui.say(f"cluster {loaded.spec.name!r} from {loaded.source}; log: {run.log}")
         processes = Processes(store.processes)
@@ -67,7 +94,7 @@ def up(
         refuse(found, source=loaded.source)
         for warning in (f for f in found if f.severity is Severity.WARNING):
             app.ui.say(describe(warning))
-        record = _begin(store.read(), loaded)
+        record = begin(store.read(), loaded)
         store.write(record)
         stages = local_stages(loaded, processes, store, runner)
         ran = pipeline.up(stages, record, store=store, progress=app.ui)
@@ -87,16 +114,6 @@ def local_stages(
         LocalFleetStage(spec, processes, root=loaded.root, config_path=store.router_config),
         ProofStage(spec),
     )
-
-
-def _begin(record: Record, loaded: Loaded) -> Record:
-    if record.target != loaded.spec.target:
-        msg = (
-            f"cluster {record.cluster!r} was brought up on target {record.target}, "
-            f"and a cluster does not move to {loaded.spec.target}"
-        )
-        raise CheckError(msg, hint="Take it down first, or give the new one another name.")
-    return record.model_copy(update={"spec": loaded.spec})
 
 
 def _show(ran: Ran, *, as_json: bool) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from kvdeploy.adapters.local import machine, runtime
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
-from kvdeploy.errors import CheckError, ToolError
-from kvdeploy.model.catalog import RUNTIME_DISK_GIB
+from kvdeploy.adapters.terraform.client import find_version
+from kvdeploy.errors import CheckError
+from kvdeploy.model.catalog import RUNTIME_DISK_GIB, TERRAFORM_MIN
 from kvdeploy.planning.checks import memory_needed_gib
-from kvdeploy.proc import Command
 from kvdeploy.stages.preflight import device_of, look
 from kvdeploy.stages.runtime import named_python
 
@@ -127,17 +127,14 @@ def _runtime(spec: ClusterSpec, device: Device, runner: Runner, root: Path) -> I
 
 def _tools(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
     aws = spec.target == "aws"
-    try:
-        words = runner.run(Command(argv=("terraform", "version"), timeout_s=30)).stdout.split()
-        found = words[1] if len(words) > 1 else "?"
-    except ToolError:
-        found = "none"
+    version, wanted = find_version(runner), ".".join(map(str, TERRAFORM_MIN))
+    verdict = "missing" if not version else "ok" if version >= TERRAFORM_MIN else "too old"
     yield Symptom(
         what="terraform",
-        found=found,
-        needed="for target aws" if not aws else "any 1.x",
-        verdict="ok" if found != "none" else "missing" if aws else "not needed",
-        hint="Install Terraform.",
+        found=".".join(map(str, version)) or "none",
+        needed=f">= {wanted}" if aws else "for target aws",
+        verdict=verdict if aws or verdict == "ok" else "not needed",
+        hint=f"Install Terraform {wanted} or newer.",
     )
     for name in ("ansible-core", "ansible-runner", "boto3"):
         try:

@@ -60,7 +60,7 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
         taken_ports=_taken(spec, {pid for seen in ours.values() for pid in seen.pids}),
         model_path_exists=_model_exists(spec, root),
         runtime_python_exists=_python_exists(spec, root),
-        api_key_file_exists=_has_keys(spec, root),
+        api_key_file_exists=has_keys(spec, root),
         has_libnuma=machine.can_load("libnuma.so.1"),
         runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, len(gpus)))),
     )
@@ -81,7 +81,8 @@ def _model_exists(spec: ClusterSpec, root: Path) -> bool | None:
     return None if path is None else (path / "config.json").exists()
 
 
-def _has_keys(spec: ClusterSpec, root: Path) -> bool | None:
+def has_keys(spec: ClusterSpec, root: Path) -> bool | None:
+    """Whether router.api_key_file holds any; None when it is not set."""
     named = spec.router.api_key_file
     if named is None:
         return None

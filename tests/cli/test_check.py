@@ -26,6 +26,7 @@ fleet:
 aws: {region: us-west-2, zone: us-west-2a}
 """
 # What depends on the machine that the tests run on.
+OFFLINE = ("--allow", "aws-credentials", "--allow", "terraform-missing")
 ALLOWED = ("memory-too-little", "cores-shared", "libnuma-missing", "platform-unsupported")
 
 
@@ -53,7 +54,7 @@ def local(root: Path, text: str = "") -> tuple[str, ...]:
 
 def test_nothing_to_object_to_on_aws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    assert run(tmp_path) == (0, "")
+    assert run(tmp_path, *OFFLINE) == (0, "")
     assert capsys.readouterr().out == f"{tmp_path / 'cluster.yaml'}: nothing to object to\n"
 
 
@@ -86,7 +87,7 @@ def test_findings_go_to_stdout_and_the_verdict_to_stderr(
     path = tmp_path / "c.yaml"
     path.write_text(AWS)
     argv = ("-f", "c.yaml", "--set", "aws.zone=us-east-1a", "--set", "connector.backend=UCX")
-    assert run(tmp_path, *argv) == (
+    assert run(tmp_path, *argv, *OFFLINE) == (
         4,
         f"error: 1 problem with {path}\n"
         "  try: Change it; or, if you know better, go on with --allow zone-outside-region\n",
@@ -102,13 +103,13 @@ def test_findings_go_to_stdout_and_the_verdict_to_stderr(
 
 def test_a_warning_alone_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    assert run(tmp_path, "--set", "connector.backend=UCX") == (0, "")
+    assert run(tmp_path, *OFFLINE, "--set", "connector.backend=UCX") == (0, "")
 
 
 def test_what_is_allowed_is_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
     argv = ("--set", "aws.zone=us-east-1a", "--allow", "zone-outside-region")
-    assert run(tmp_path, *argv) == (0, "")
+    assert run(tmp_path, *argv, *OFFLINE) == (0, "")
     assert capsys.readouterr().out.endswith(": nothing to object to\n")
 
 
@@ -132,9 +133,9 @@ def test_json_is_one_document_whatever_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    assert run(tmp_path, "--json")[0] == 0
+    assert run(tmp_path, "--json", *OFFLINE)[0] == 0
     assert json.loads(capsys.readouterr().out) == []
-    assert run(tmp_path, "--json", "--set", "aws.zone=us-east-1a")[0] == 4
+    assert run(tmp_path, "--json", *OFFLINE, "--set", "aws.zone=us-east-1a")[0] == 4
     assert json.loads(capsys.readouterr().out) == [
         {
             "check": "zone-outside-region",
@@ -144,6 +145,21 @@ def test_json_is_one_document_whatever_is_found(
             "hint": "Use a zone such as us-west-2a.",
         }
     ]
+
+
+def test_without_credentials_and_terraform_both_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    (tmp_path / "cluster.yaml").write_text(AWS)
+    assert run(tmp_path)[0] == 4
+    told = capsys.readouterr().out
+    assert "[aws-credentials]\n" in told
+    assert "error: target: terraform is not on PATH [terraform-missing]\n" in told
 
 
 def test_a_taken_port_of_the_router_is_found_on_this_machine(

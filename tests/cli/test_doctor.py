@@ -100,7 +100,10 @@ def test_aws_needs_terraform_and_nothing_of_this_machine(
     (tmp_path / "cluster.yaml").write_text(
         "name: demo\ntarget: aws\nmodel: {id: org/m}\naws: {region: us-west-2, zone: us-west-2a}\n"
     )
-    assert run(tmp_path) == (5, "error: terraform: missing\n  try: Install Terraform.\n")
+    assert run(tmp_path) == (
+        5,
+        "error: terraform: missing\n  try: Install Terraform 1.10 or newer.\n",
+    )
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["what", "found", "needed", "verdict"]
     assert [row[0] for row in rows[1:]] == [

@@ -65,23 +65,21 @@ def logs(store: Store) -> str:
     return "".join(p.read_text() for p in (store.dir / "runs").glob("*-up/run.log"))
 
 
-def test_aws_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_made_on_aws_unless_aws_was_asked(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    assert up(tmp_path) == (
-        6,
-        "error: target aws cannot be brought up by this version: it has no infra/ (Terraform) "
-        "and no playbooks/ (Ansible) yet. Nothing was made\n"
-        "  try: 'kvdeploy check' works on the file; so does target local.\n",
+    offline = ("--allow", "aws-credentials", "--allow", "terraform-missing")
+    code, said = up(tmp_path, *offline)
+    assert code == 14
+    assert said.endswith(
+        "error: AWS was not asked (--allow aws-credentials), and nothing goes on without\n"
+        "  try: Leave out --allow aws-credentials.\n"
     )
-    assert capsys.readouterr().out == ""
-    assert not (tmp_path / ".kvdeploy").exists()
+    assert not Store(tmp_path, "demo").terraform.exists()
 
 
 def test_a_wrong_aws_file_is_told_so_first(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    assert up(tmp_path, "--set", "aws.zone=us-east-1a")[0] == 4
+    assert up(tmp_path, "--allow", "aws-credentials", "--set", "aws.zone=us-east-1a")[0] == 4
 
 
 def test_a_cluster_that_another_run_holds_is_left_alone(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""`kvdeploy plan` on AWS: what Terraform would do, and what it would cost. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvdeploy.adapters.aws.session import Aws
+from kvdeploy.cli.aws.costs import cost_document, cost_lines, price
+from kvdeploy.cli.aws.site import identity_if_readable, site_of
+from kvdeploy.cli.check import describe, refuse
+from kvdeploy.cli.tables import show
+from kvdeploy.model.infra import Action
+from kvdeploy.model.reports import Severity
+from kvdeploy.planning.changes import compare
+from kvdeploy.proc import LocalRunner
+from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
+from kvdeploy.stages.provision import preview
+
+if TYPE_CHECKING:
+    from kvdeploy.adapters.store import Store
+    from kvdeploy.cli.app import App
+    from kvdeploy.cli.common import Loaded
+
+COLOURS = {"create": "green", "update": "yellow", "replace": "red", "destroy": "red"}
+
+
+def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_json: bool) -> None:
+    spec = loaded.spec
+    aws, runner = Aws(aws_section(spec).region), LocalRunner()
+    record = store.read(target="aws")
+    with app.ui.step("check the account"):
+        known = identity_if_readable(spec, store, aws)
+        seen = look(spec, aws, known, runner, loaded.root, allow=allow)
+    refuse(seen.findings, source=loaded.source)
+    fields = compare(record.spec, spec) if record.spec and known else ()
+    cost = price(spec, seen.nodes, seen.facts)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvdeploy-plan-") as scratch,
+        app.ui.step("ask Terraform what it would do") as step,
+    ):
+        site = site_of(
+            spec,
+            known or new_identity(seen.user),
+            aws=aws,
+            runner=runner,
+            store=store,
+            work=Path(scratch),
+            log=Path(scratch) / "terraform.log",
+            generations=record.generations,
+            reservation_id=seen.reservation_id,
+        )
+        planned, orphans = preview(site, step)
+    changes = planned.changes
+    document: dict[str, Any] = {
+        "cluster": spec.name,
+        "target": spec.target,
+        "fields": [asdict(c) for c in fields],
+        "changes": [c.model_dump(mode="json") for c in changes],
+        "drift": [d.model_dump(mode="json") for d in planned.drift],
+        "adopt": [address for address, _ in orphans.imports],
+        "remove": [f.model_dump() for f in orphans.remove],
+        "cost": cost_document(cost),
+    }
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    click.echo(f"{spec.name} on {spec.target}, from {loaded.source}")
+    for warning in (f for f in seen.findings if f.severity is Severity.WARNING):
+        click.echo(describe(warning))
+    if fields:
+        show(
+            ("field", "now", "wanted", "does"), [(c.path, c.was, c.wanted, c.does) for c in fields]
+        )
+    if changes:
+        show(("does", "resource"), [(c.action.value, c.address) for c in changes], colours=COLOURS)
+    for drift in planned.drift:
+        click.echo(f"drift: {drift.address} is {drift.now}, and was {drift.was}")
+    counted = Counter(c.action for c in changes)
+    totals = ", ".join(f"{counted[a]} to {a.value}" for a in Action if counted[a])
+    click.echo(f"terraform: {totals or 'nothing to do'}")
+    for line in cost_lines(cost):
+        click.echo(line)

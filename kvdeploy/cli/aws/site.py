@@ -1,0 +1,146 @@
+"""Where a cluster on AWS is: whose it is, its Terraform, and the questions before machines end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvdeploy.adapters.aws import statebucket
+from kvdeploy.adapters.terraform.client import Terraform
+from kvdeploy.adapters.terraform.workdir import WorkDir, local_backend, s3_backend, state_key
+from kvdeploy.errors import AwsError, CheckError
+from kvdeploy.model.infra import Action, ClusterIdentity
+from kvdeploy.planning.infrastructure import build_variables
+from kvdeploy.stages.aws_preflight import aws_section, read_public_key
+from kvdeploy.stages.provision import INSTANCE, Site
+from kvdeploy.stages.teardown import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from kvdeploy.adapters.aws.session import Aws
+    from kvdeploy.adapters.store import Store
+    from kvdeploy.adapters.terraform.client import Planned
+    from kvdeploy.model.infra import Leftover
+    from kvdeploy.model.record import Record
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
+
+BESIDE_NODES: Final = 10
+"""Terraform's usual number of operations at once; nodes come on top: they start together."""
+
+
+def known_identity(
+    spec: ClusterSpec, record: Record, store: Store, aws: Aws
+) -> ClusterIdentity | None:
+    """Of the record; else of the state, when another machine made the cluster or the record is
+    lost. None for a cluster that was never made.
+
+    Raises:
+        AwsError: the state's bucket cannot be read.
+    """
+    if record.identity is not None:
+        return record.identity
+    if spec.state.bucket is not None:
+        text = statebucket.read_state(aws, spec.state.bucket, state_key(spec.name))
+    else:
+        path = store.terraform_state
+        text = path.read_text(encoding="utf-8") if path.exists() else None
+    return _identity_in(text) if text else None
+
+
+def identity_if_readable(spec: ClusterSpec, store: Store, aws: Aws) -> ClusterIdentity | None:
+    """The cluster's identity for commands that only look; None also when it cannot be read,
+    which the checks then say.
+    """
+    with suppress(AwsError):
+        return known_identity(spec, store.read(target="aws"), store, aws)
+    return None
+
+
+def _identity_in(state: str) -> ClusterIdentity | None:
+    """From the outputs in a state file (format version 4)."""
+    try:
+        told = json.loads(state)["outputs"]["cluster"]["value"]
+        return ClusterIdentity.model_validate(told)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def site_of(
+    spec: ClusterSpec,
+    identity: ClusterIdentity,
+    *,
+    aws: Aws,
+    runner: Runner,
+    store: Store,
+    work: Path,
+    log: Path,
+    generations: Mapping[str, int],
+    reservation_id: str | None = None,
+) -> Site:
+    variables = build_variables(
+        spec,
+        identity,
+        generations=generations,
+        reservation_id=reservation_id,
+        public_key=read_public_key(spec, store.root),
+    )
+    parallelism = BESIDE_NODES + len(variables["nodes"])
+    return Site(
+        cluster=spec.name,
+        cluster_id=identity.id,
+        aws=aws,
+        terraform=Terraform(runner, WorkDir(work), log=log, parallelism=parallelism),
+        backend=_backend(spec, store),
+        variables=variables,
+    )
+
+
+def _backend(spec: ClusterSpec, store: Store) -> dict[str, Any]:
+    if spec.state.bucket is not None:
+        return s3_backend(spec.state.bucket, spec.name, aws_section(spec).region)
+    return local_backend(store.terraform_state)
+
+
+# --- questions -------------------------------------------------------------------------------
+def may_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Go on only with a yes.
+
+    Raises:
+        UsageError: nobody is there to say it.
+        CheckError: the answer is no.
+    """
+    if yes:
+        return
+    if not may_ask():
+        msg = f"{question} Nobody is here to ask: say yes beforehand with --yes."
+        raise click.UsageError(msg)
+    if not click.confirm(question, err=True):
+        msg = "not confirmed: nothing was changed"
+        raise CheckError(msg)
+
+
+class EndingMachines:
+    """Consent of `up` before it ends machines that run."""
+
+    def __init__(self, *, yes: bool) -> None:
+        self._yes = yes
+
+    def __call__(self, planned: Planned, strays: Sequence[Leftover]) -> None:
+        ending = [
+            *planned.of(INSTANCE, Action.DESTROY, Action.REPLACE),
+            *(describe(s) for s in strays if s.kind == "instance"),
+        ]
+        if ending:
+            count = "1 machine" if len(ending) == 1 else f"{len(ending)} machines"
+            ask(f"This ends {count} and what runs there: {', '.join(ending)}.", yes=self._yes)

@@ -1,0 +1,147 @@
+"""`kvdeploy up` on AWS: from a checked cluster file to running nodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kvdeploy import pipeline
+from kvdeploy.adapters.aws.session import Aws
+from kvdeploy.cli.aws.costs import cost_line, price
+from kvdeploy.cli.aws.site import (
+    EndingMachines,
+    identity_if_readable,
+    known_identity,
+    may_ask,
+    site_of,
+)
+from kvdeploy.cli.check import describe, refuse
+from kvdeploy.cli.common import begin, recorded
+from kvdeploy.cli.tables import show
+from kvdeploy.errors import CheckError, KvdeployError
+from kvdeploy.model.infra import ProvisionOutputs
+from kvdeploy.model.reports import Severity
+from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
+from kvdeploy.stages.provision import ProvisionStage
+
+if TYPE_CHECKING:
+    from kvdeploy.adapters.store import Store
+    from kvdeploy.cli.app import App
+    from kvdeploy.cli.common import Loaded
+    from kvdeploy.model.infra import Node
+    from kvdeploy.model.record import Record
+    from kvdeploy.pipeline import Ran
+
+ON_ERROR: Final = ("ask", "stop", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the command line says beside the cluster file."""
+
+    allow: frozenset[str]
+    yes: bool = False
+    on_error: str = "ask"
+    replace: tuple[str, ...] = ()
+    break_lock: str | None = None
+    as_json: bool = False
+
+
+def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
+    spec = loaded.spec
+    aws = Aws(aws_section(spec).region)
+    with recorded(app, store, "up") as (run, runner):
+        app.ui.say(f"cluster {spec.name!r} from {loaded.source}; log: {run.log}")
+        record = begin(store.read(target="aws"), loaded)
+        with app.ui.step("check the account") as step:
+            step.update("asking AWS")
+            known = identity_if_readable(spec, store, aws)
+            seen = look(spec, aws, known, runner, loaded.root, allow=wishes.allow)
+        refuse(seen.findings, source=loaded.source)
+        for warning in (f for f in seen.findings if f.severity is Severity.WARNING):
+            app.ui.say(describe(warning))
+        identity = known or known_identity(spec, record, store, aws) or new_identity(seen.user)
+        record = _replacing(record, seen.nodes, wishes.replace)
+        record = record.model_copy(update={"identity": identity})
+        store.write(record)  # before anything is made: what carries this id is ours
+        app.ui.say(cost_line(price(spec, seen.nodes, seen.facts)))
+        site = site_of(
+            spec,
+            identity,
+            aws=aws,
+            runner=runner,
+            store=store,
+            work=store.terraform,
+            log=run.path / "terraform.log",
+            generations=record.generations,
+            reservation_id=seen.reservation_id,
+        )
+        stage = ProvisionStage(
+            site, consent=EndingMachines(yes=wishes.yes), break_lock=wishes.break_lock
+        )
+        try:
+            ran = pipeline.up((stage,), record, store=store, progress=app.ui)
+        except KvdeployError as e:
+            if stage.made and _undo_wanted(app, e, stage, wishes.on_error):
+                with app.ui.step("end the nodes of this run") as step:
+                    gone = stage.undo(step)
+                app.ui.say(f"gone: {', '.join(gone)}; network and access stay")
+            raise
+    _show(app, ran, as_json=wishes.as_json)
+
+
+def _replacing(record: Record, nodes: tuple[Node, ...], names: tuple[str, ...]) -> Record:
+    """With a new generation for every node that is to be replaced.
+
+    Raises:
+        CheckError: there is no such node.
+    """
+    known = [node.name for node in nodes]
+    for name in names:
+        if name not in known:
+            msg = f"there is no node {name!r} to replace"
+            raise CheckError(msg, hint=f"Nodes of this cluster: {', '.join(known)}.")
+    raised = {name: record.generations.get(name, 1) + 1 for name in names}
+    return record.model_copy(update={"generations": {**record.generations, **raised}})
+
+
+def _undo_wanted(app: App, error: KvdeployError, stage: ProvisionStage, on_error: str) -> bool:
+    """All nodes or none: whether those that were made go again."""
+    names = ", ".join(stage.names)
+    if on_error == "down":
+        return True
+    if on_error == "ask" and may_ask():
+        app.ui.error(error)
+        return click.confirm(f"End the nodes that this run made (of {names})?", err=True)
+    app.ui.say(
+        f"kept: what was made of {names} runs and bills; 'kvdeploy up' goes on from here, "
+        "'kvdeploy down' ends it"
+    )
+    return False
+
+
+def _show(app: App, ran: Ran, *, as_json: bool) -> None:
+    made = ProvisionOutputs.model_validate(ran.record.stages["provision"].result)
+    if as_json:
+        document = {
+            "cluster": ran.record.cluster,
+            "id": made.cluster_id,
+            "nodes": {name: node.model_dump() for name, node in made.nodes.items()},
+            "done": list(ran.done),
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        rows = [
+            (name, node.role, node.instance_type, node.id, node.private_ip)
+            for name, node in sorted(made.nodes.items())
+        ]
+        show(("node", "role", "type", "instance", "address"), rows)
+        state = "" if ran.done else " (all holds; nothing to do)"
+        click.echo(f"up: {len(made.nodes)} nodes run{state}")
+    app.ui.say(
+        "note: this version goes no further on aws: nodes are not configured and no engine is "
+        "started. They bill until 'kvdeploy down'."
+    )

@@ -1,0 +1,159 @@
+"""The real terraform, the real AWS provider, and the project's AWS double."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from kvdeploy.adapters.store import Store
+from kvdeploy.cli.app import App, main
+from kvdeploy.ui import Ui
+from tests.double.client import Double
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NO_SKIP = "KVDEPLOY_TESTS_NO_SKIP"
+"""Set in CI: what cannot be tested is a failure there."""
+SECRET = "never-to-be-seen-anywhere"
+PROVIDER = "terraform-provider-aws*"
+MIRRORS = (
+    "~/.terraform.d/plugins",
+    "~/.local/share/terraform/plugins",
+    "/usr/local/share/terraform/plugins",
+    "/usr/share/terraform/plugins",
+)
+"""Where Terraform itself looks for a mirror."""
+
+
+def _absent(what: str) -> None:
+    if os.environ.get(NO_SKIP):
+        pytest.fail(f"{what}, and {NO_SKIP} is set")
+    pytest.skip(what)
+
+
+def _mirror() -> Path | None:
+    """A filesystem mirror that holds the AWS provider: HOST/NAMESPACE/TYPE/VERSION/OS_ARCH/file."""
+    for place in MIRRORS:
+        if found := next(Path(place).expanduser().glob(f"*/*/aws/*/*/{PROVIDER}"), None):
+            return found.parents[5]
+    looked = subprocess.run(
+        ["find", "/", "-xdev", "-name", PROVIDER, "-type", "f", "-not", "-path", "*/.terraform/*"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return next((Path(line).parents[5] for line in looked.stdout.splitlines()), None)
+
+
+@pytest.fixture(scope="session")
+def terraform_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment with which terraform finds the AWS provider; skips where there is none."""
+    if shutil.which("terraform") is None:
+        _absent("terraform is not installed")
+    named = os.environ.get("TF_CLI_CONFIG_FILE")
+    if named and Path(named).exists():
+        return {}
+    mirror = _mirror()
+    if mirror is None:
+        _absent("the AWS provider is in no mirror on this machine")
+    config = tmp_path_factory.mktemp("terraform") / "cli.tfrc"
+    config.write_text(
+        f"disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n"
+        f'    path = "{mirror}"\n  }}\n}}\n'
+    )
+    return {"TF_CLI_CONFIG_FILE": str(config)}
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[Double]:
+    with Double() as aws:
+        yield aws
+
+
+@pytest.fixture
+def aws(double: Double) -> Double:
+    """A new account."""
+    double.reset()
+    return double
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """How one command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Bench:
+    """A folder with a cluster file, and the command line in it."""
+
+    def __init__(self, root: Path, aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root, self.aws, self._capsys = root, aws, capsys
+        self.store = Store(root, "demo")
+        self.network: dict[str, str] = {}
+        """Of an existing one; empty: one is made."""
+
+    def write(self, **changes: Any) -> None:
+        """The cluster file: one prefill and one decode node of a small type, and the router."""
+        document: dict[str, Any] = {
+            "name": "demo",
+            "target": "aws",
+            "model": {"id": "org/m", "max_length": 4096},
+            "aws": {"region": "us-west-2", "zone": "us-west-2a", "instance_type": "p5en.48xlarge"},
+        }
+        document["aws"] |= {"network": self.network} | changes.pop("aws", {})
+        (self.root / "cluster.yaml").write_text(yaml.safe_dump(document | changes))
+
+    def run(self, *argv: str) -> Said:
+        err = io.StringIO()
+        self._capsys.readouterr()
+        code = main(argv, app=App(ui=Ui(err=err), root=self.root))
+        out, more = self._capsys.readouterr()
+        return Said(code=code, out=out, err=err.getvalue() + more)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Node -> id of every machine that is there."""
+        return {
+            m.tags["kvdeploy:node"]: m.id
+            for m in self.aws.instances()
+            if m.state not in {"terminated", "shutting-down"}
+        }
+
+    @property
+    def ours(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Everything in the account that is not of the network that was there before."""
+        return {
+            kind: mine
+            for kind, found in self.aws.resources().items()
+            if (mine := {i: t for i, t in found.items() if any("kvdeploy" in w for w in (i, *t))})
+        }
+
+
+@pytest.fixture
+def bench(
+    aws: Double,
+    terraform_config: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Bench:
+    for name in [n for n in os.environ if n.startswith(("AWS_", "TF_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {**aws.env, **terraform_config, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
+        monkeypatch.setenv(name, value)
+    made = Bench(tmp_path, aws, capsys)
+    made.write()
+    return made
