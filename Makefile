@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 KV     := $(BIN)/kvdeploy
 
-.PHONY: demo test check lint types unit e2e bench clean
+.PHONY: demo test check lint types unit infra scan e2e bench bench-aws clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	  $(BIN)/python examples/stream.py 'The harbour lights went out one by one'; \
 	  $(KV) smoke
 
-test: check e2e
+test: check infra scan e2e
 
 check: lint types unit
 
@@ -30,7 +30,16 @@ types: $(VENV)/.developing
 	$(BIN)/mypy
 
 unit: $(VENV)/.developing
-	$(BIN)/python -m pytest tests --ignore tests/e2e
+	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra
+
+# The real terraform and AWS provider against a double of AWS. Where they are not installed the
+# tests are skipped, and say so.
+infra: $(VENV)/.developing
+	$(BIN)/python -m pytest tests/infra --durations=0
+
+# checkov has a hundred packages of its own: they get their own environment.
+scan: $(VENV)-scan/.installed
+	$(VENV)-scan/bin/checkov --directory infra --framework terraform --skip-download --quiet --compact
 
 # Real vLLM engines on this machine. The first run builds their runtime (2 GB).
 e2e: $(VENV)/.developing
@@ -38,6 +47,9 @@ e2e: $(VENV)/.developing
 
 bench: $(VENV)/.developing
 	$(BIN)/python benchmarks/first_light.py
+
+bench-aws: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.aws
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -51,5 +63,10 @@ $(VENV)/.developing: pyproject.toml $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+$(VENV)-scan/.installed:
+	$(PYTHON) -m venv $(VENV)-scan
+	$(VENV)-scan/bin/python -m pip install --quiet 'checkov>=3.2'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-scan .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -108,9 +108,9 @@ class ResourceChange(Stored):
     action: Action
 
     @property
-    def ends_instance(self) -> bool:
-        """Whether a machine that runs will be gone afterwards."""
-        return self.kind == "aws_instance" and self.action in {Action.REPLACE, Action.DESTROY}
+    def ends(self) -> bool:
+        """Whether what is there now will be gone afterwards."""
+        return self.action in {Action.REPLACE, Action.DESTROY}
 
 
 class ResourceDone(Stored):

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 PRICES_DATE: Final = "2026-11-30"
-"""When the table below was last looked at."""
+"""When the table below was written down. P5en, P5 and C7i were then compared with public copies of
+the price list; the others are the list prices that AWS publishes, not compared again."""
 
 NAT_GATEWAY: Final = "NAT gateway"
 INTERFACE_ENDPOINT: Final = "interface endpoint"
 PUBLIC_ADDRESS: Final = "public IPv4 address"
 GP3_GIB: Final = "gp3 GiB"
+GP3_IOPS: Final = "gp3 IOPS above 3000"
+GP3_MBPS: Final = "gp3 MB/s above 125"
 HOURS_A_MONTH: Final = 730
 """As AWS turns a GiB-month into hours."""
 
@@ -43,6 +46,8 @@ _USD_HOUR: Final = {
     INTERFACE_ENDPOINT: (0.01, _VPC),
     PUBLIC_ADDRESS: (0.005, _VPC),
     GP3_GIB: (0.08 / HOURS_A_MONTH, _EBS),
+    GP3_IOPS: (0.005 / HOURS_A_MONTH, _EBS),
+    GP3_MBPS: (0.04 / HOURS_A_MONTH, _EBS),
 }
 PRICED_REGIONS: Final = ("us-east-1", "us-east-2", "us-west-2")
 

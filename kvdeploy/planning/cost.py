@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from kvdeploy.model.prices import GP3_GIB, INTERFACE_ENDPOINT, NAT_GATEWAY, PUBLIC_ADDRESS, spot_key
+from kvdeploy.model.prices import (
+    GP3_GIB,
+    GP3_IOPS,
+    GP3_MBPS,
+    INTERFACE_ENDPOINT,
+    NAT_GATEWAY,
+    PUBLIC_ADDRESS,
+    spot_key,
+)
 from kvdeploy.planning.aws_spec_checks import RESERVED
 
 if TYPE_CHECKING:
@@ -26,6 +34,9 @@ ENDPOINTS: Final = 3
 """Interface endpoints of a new network: ssm, ssmmessages, ec2messages, each in one zone."""
 ROUTER_VOLUME_GIB: Final = 200
 """Root volume of the router's node, as infra/ makes it."""
+GPU_NODE_IOPS: Final = 6000 - 3000
+GPU_NODE_MBPS: Final = 500 - 125
+"""What the root volume of a GPU node has above gp3's free rates, as infra/ makes it."""
 PAID: Final = "paid up front"
 BILLED: Final = frozenset({"pending", "running"})
 """States of an instance in which its hours count."""
@@ -148,8 +159,15 @@ def _instance_lines(
 def _volume_lines(
     nodes: Iterable[Node], aws: AwsSpec, prices: Mapping[str, Price]
 ) -> list[CostLine]:
-    gib = sum(ROUTER_VOLUME_GIB if node.role == "router" else aws.root_volume_gib for node in nodes)
-    return [_line(GP3_GIB, gib, prices)] if gib else []
+    nodes = tuple(nodes)
+    engines = [node for node in nodes if node.role != "router"]
+    amounts = {
+        GP3_GIB: aws.root_volume_gib * len(engines)
+        + ROUTER_VOLUME_GIB * (len(nodes) - len(engines)),
+        GP3_IOPS: GPU_NODE_IOPS * len(engines),
+        GP3_MBPS: GPU_NODE_MBPS * len(engines),
+    }
+    return [_line(what, amount, prices) for what, amount in amounts.items() if amount]
 
 
 def _line(

@@ -82,10 +82,11 @@ class ProvisionStage:
         self.made: tuple[str, ...] = ()
         """Addresses of the instances that this run asked for."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the nodes that this run asked for."""
-        return tuple(short(address).removeprefix("instance ") for address in self.made)
+    def alive(self) -> tuple[str, ...]:
+        """Names of those nodes that this run asked for and EC2 has: after a failure, a part."""
+        asked = {short(address).removeprefix("instance ") for address in self.made}
+        seen = observe(self._site.aws, self._site.cluster_id) if asked else ()
+        return tuple(sorted({n.node for n in seen if n.state not in GONE} & asked))
 
     @property
     def title(self) -> str:
@@ -117,7 +118,7 @@ class ProvisionStage:
             sweep(site.aws, orphans.remove, clock=SystemClock(), on_detail=step.update)
         makes = planned.of(INSTANCE, Action.CREATE, Action.REPLACE)
         if makes and len(planned.changes) > len(makes):
-            planned = self._network_first(planned, step)
+            self._network_first(planned, step)
         outputs: Mapping[str, Any] = {}
         if planned.has_changes:
             self.made = makes
@@ -125,26 +126,26 @@ class ProvisionStage:
         terraform.work.write_imports(())
         return _outputs(outputs or terraform.outputs()).model_dump(mode="json")
 
-    def _network_first(self, shown: Planned, step: Step) -> Planned:
-        """Apply and save all but the nodes, and plan the nodes anew.
+    def _network_first(self, shown: Planned, step: Step) -> None:
+        """Apply and save all but the nodes, and plan what is left.
 
         Raises:
             TerraformError: the second plan would do more than was shown.
         """
         terraform = self._site.terraform
         step.update("terraform plan: all but the nodes")
-        if terraform.plan_part(BEFORE_NODES):
+        if terraform.plan_again(targets=BEFORE_NODES):
             terraform.apply()
-        planned = _planned(self._site, step)
-        known = {(c.address, c.action) for c in shown.changes}
-        if new := [c for c in planned.changes if (c.address, c.action) not in known]:
+        step.update("terraform plan: the nodes")
+        left = terraform.plan_again(replace=shown.outdated)
+        known = {c.address: c for c in shown.changes}
+        if new := [c for c in left if c.address not in known or c.ends > known[c.address].ends]:
             listing = ", ".join(f"{c.action} {c.address}" for c in new)
             msg = f"AWS changed meanwhile: the plan now also holds {listing}"
             raise TerraformError(msg, hint="Run 'kvdeploy up' again.", log=terraform.log)
-        return planned
 
-    def undo(self, step: Step) -> tuple[str, ...]:
-        """After a failure: end the nodes that this run made. Returns the names of those."""
+    def undo(self, step: Step) -> None:
+        """After a failure: end the nodes that this run made."""
         site = self._site
         site.terraform.listener = step
         step.update("terraform destroy")
@@ -153,7 +154,6 @@ class ProvisionStage:
         orphans = site.orphans(())
         left = [f for f in orphans.remove if f.kind == "instance"]
         sweep(site.aws, left, clock=SystemClock(), on_detail=step.update)
-        return self.names
 
 
 def preview(site: Site, step: Step) -> tuple[Planned, Orphans]:
@@ -186,8 +186,8 @@ def adopting(site: Site, step: Step) -> Orphans:
 def _planned(site: Site, step: Step, *, lock: bool = True) -> Planned:
     step.update("terraform plan")
     planned = site.terraform.plan(lock=lock)
-    if planned.outdated:
-        planned = site.terraform.plan(lock=lock, replace=planned.outdated)
+    if outdated := planned.outdated:
+        planned = replace(site.terraform.plan(lock=lock, replace=outdated), outdated=outdated)
     for drift in planned.drift:
         if drift.now != RUNNING:
             step.note(f"   ! {short(drift.address)} is {drift.now}, and was {drift.was}")

@@ -544,8 +544,8 @@ CASES: list[Case] = [
         "budget-too-small",
         WARNING,
         "aws.budget_usd",
-        "$1000 are spent after 7.9 hours at $127.09 an hour",
-        "A day is $3050. Nothing ends by itself when it is spent.",
+        "$1000 are spent after 7.9 hours at $127.18 an hour",
+        "A day is $3052. Nothing ends by itself when it is spent.",
     ),
     (
         EXISTING,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 
 from kvdeploy.adapters.aws.images import os_of
 from kvdeploy.adapters.aws.refusals import (
@@ -15,6 +16,7 @@ from kvdeploy.adapters.aws.refusals import (
     clean,
     code_of,
     iam_action,
+    is_login,
     is_refusal,
     refused_action,
     translate,
@@ -171,6 +173,24 @@ def test_the_cause_is_kept_and_refusals_are_told_from_the_rest() -> None:
         raise old
     assert not is_refusal(expired.value)
     assert code_of(AwsError("no answer")) == ""
+
+
+def test_an_endpoint_that_does_not_speak_as_aws_does_is_told() -> None:
+    with pytest.raises(AwsError, match="what answered did not answer as AWS does"):  # noqa: SIM117
+        with translated("ec2:DescribeVpcs"):
+            raise ResponseParserError
+
+
+def test_credentials_are_told_from_all_else() -> None:
+    def raised(error: Exception) -> AwsError:
+        with pytest.raises(AwsError) as caught, translated("ec2:DescribeVpcs"):
+            raise error
+        return caught.value
+
+    assert is_login(raised(answered("ExpiredToken")))
+    assert is_login(raised(boto.NoCredentialsError()))
+    assert not is_login(raised(answered("UnauthorizedOperation")))
+    assert not is_login(raised(answered("InternalError")))
 
 
 def test_anything_else_is_not_ours_to_translate() -> None:

@@ -8,6 +8,8 @@ import pytest
 from kvdeploy.model.infra import NodeSeen
 from kvdeploy.model.prices import (
     GP3_GIB,
+    GP3_IOPS,
+    GP3_MBPS,
     HOURS_A_MONTH,
     INTERFACE_ENDPOINT,
     NAT_GATEWAY,
@@ -32,6 +34,8 @@ PRICES = {
     PUBLIC_ADDRESS: Price(usd_hour=0.005, source="list"),
     INTERFACE_ENDPOINT: Price(usd_hour=0.01, source="list"),
     GP3_GIB: Price(usd_hour=0.0001, source="list"),
+    GP3_IOPS: Price(usd_hour=0.000001, source="list"),
+    GP3_MBPS: Price(usd_hour=0.00001, source="list"),
 }
 
 
@@ -71,20 +75,22 @@ def test_a_new_network_costs_nodes_volumes_gateway_address_and_endpoints() -> No
         ("decode p5en.48xlarge", 1, 60.0),
         ("router c7i.2xlarge", 1, 0.4),
         ("gp3 GiB", 600, pytest.approx(0.06)),
+        ("gp3 IOPS above 3000", 6000, pytest.approx(0.006)),
+        ("gp3 MB/s above 125", 750, pytest.approx(0.0075)),
         ("NAT gateway", 1, 0.05),
         ("public IPv4 address", 1, 0.005),
         ("interface endpoint", 3, pytest.approx(0.03)),
     ]
-    assert found.usd_hour == pytest.approx(120.545)
-    assert found.usd_day == pytest.approx(120.545 * 24)
+    assert found.usd_hour == pytest.approx(120.5585)
+    assert found.usd_day == pytest.approx(120.5585 * 24)
     assert found.unknown == ()
 
 
 def test_an_existing_network_is_paid_for_by_whoever_made_it() -> None:
     found = cost(network={"vpc_id": "vpc-1", "subnet_id": "subnet-1"})
-    assert [line.what for line in found.lines][3:] == ["gp3 GiB"]
+    assert [line.what for line in found.lines][3:] == [GP3_GIB, GP3_IOPS, GP3_MBPS]
     bare = cost(network={"egress": "none", "endpoints": False})
-    assert [line.what for line in bare.lines][3:] == ["gp3 GiB"]
+    assert [line.what for line in bare.lines][3:] == [GP3_GIB, GP3_IOPS, GP3_MBPS]
 
 
 def test_the_routers_volume_is_infras_and_the_others_are_the_files() -> None:
@@ -118,7 +124,7 @@ def test_a_capacity_block_is_paid_for_already_and_its_end_is_kept() -> None:
         (0.0, "paid up front"),
     ]
     assert found.ends_at == NOW
-    assert found.usd_hour == pytest.approx(0.545)
+    assert found.usd_hour == pytest.approx(0.5585)
 
 
 def test_a_reservation_costs_as_much_as_it_does_unused_and_says_so() -> None:
@@ -132,9 +138,9 @@ def test_a_price_that_is_not_known_is_said_to_be_unknown_and_never_zero() -> Non
     assert found.unknown == ("prefill p5en.48xlarge", "decode p5en.48xlarge")
     assert found.lines[0].usd_hour is None
     assert found.lines[0].source == "price not known"
-    assert found.usd_hour == pytest.approx(0.545)
+    assert found.usd_hour == pytest.approx(0.5585)
     assert cost({}).usd_hour == 0.0
-    assert len(cost({}).unknown) == 7
+    assert len(cost({}).unknown) == 9
 
 
 def test_another_target_costs_nothing() -> None:

@@ -305,6 +305,21 @@ def test_a_plan_goes_to_a_file_and_says_what_it_does(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "tfplan").stat().st_mode) == 0o600
 
 
+def test_a_quick_plan_is_read_off_what_terraform_says(tmp_path: Path) -> None:
+    def planned(action: str, address: str = DECODE) -> str:
+        resource = {"addr": address, "resource_type": "aws_instance"}
+        return event("planned_change", change={"resource": resource, "action": action})
+
+    said = "\n".join([planned("create"), planned("read"), planned("replace", "x")])
+    tf = terraform(tmp_path, (("plan",), (2, said)))
+    assert tf.plan_again(targets=("module.network",)) == (
+        ResourceChange(address=DECODE, kind="aws_instance", action=Action.CREATE),
+        ResourceChange(address="x", kind="aws_instance", action=Action.REPLACE),
+    )
+    assert [words[0] for words in ran(tf)] == ["plan"]
+    assert "-target=module.network" in ran(tf)[0]
+
+
 def test_looking_takes_no_lock(tmp_path: Path) -> None:
     tf = terraform(tmp_path, (("plan",), (0, "")), (("show",), (0, "{}")))
     tf.plan(lock=False)

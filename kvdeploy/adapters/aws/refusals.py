@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import botocore.session
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from kvdeploy.errors import AwsError
 
@@ -81,7 +82,7 @@ def translated(operation: str, *, region: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (ClientError, BotoCoreError) as e:
+    except (ClientError, BotoCoreError, ResponseParserError) as e:
         raise translate(operation, e, region=region) from e
 
 
@@ -101,6 +102,11 @@ def translate(operation: str, error: Exception, *, region: str = "") -> AwsError
         return AwsError(
             f"{operation}: no answer from AWS in {region}: {clean(str(error))}",
             hint="Check aws.region, the network, and HTTPS_PROXY and AWS_ENDPOINT_URL if set.",
+        )
+    if isinstance(error, ResponseParserError):
+        return AwsError(
+            f"{operation}: what answered did not answer as AWS does",
+            hint="Check AWS_ENDPOINT_URL, if set: it may not know this call.",
         )
     return AwsError(f"{operation}: {clean(str(error))}")
 

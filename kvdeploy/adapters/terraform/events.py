@@ -10,12 +10,19 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvdeploy.model.infra import ResourceDone
+from kvdeploy.model.infra import Action, ResourceChange, ResourceDone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SIGNS: Final = {"create": "+", "update": "~", "delete": "-", "import": "=", "read": "?"}
+PLANNED: Final = {
+    "create": Action.CREATE,
+    "update": Action.UPDATE,
+    "replace": Action.REPLACE,
+    "delete": Action.DESTROY,
+    "import": Action.IMPORT,
+}
 QUIET: Final = frozenset({"read"})
 """Actions that change nothing, so that nobody needs to see each."""
 INWARD: Final = frozenset({"terraform_data"})
@@ -57,9 +64,8 @@ class Heard:
     """Everything that one command said."""
 
     listener: Listener
-    code: int = 0
-    """Its exit code."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    planned: list[ResourceChange] = field(default_factory=list)
     done: list[ResourceDone] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     """Addresses of resources that ended in an error."""
@@ -88,10 +94,22 @@ class Heard:
         kind = event.get("type", "")
         if kind == "diagnostic":
             self.diagnostics.append(_diagnostic(event["diagnostic"]))
+        elif kind == "planned_change":
+            self._planned(event["change"])
         elif kind == "outputs":
             self.outputs = {k: v.get("value") for k, v in event["outputs"].items()}
         elif kind in _HOOKS:
             self._hook(kind, event["hook"])
+
+    def _planned(self, change: Mapping[str, Any]) -> None:
+        action = PLANNED.get(change["action"])
+        if action is not None:
+            resource = change["resource"]
+            self.planned.append(
+                ResourceChange(
+                    address=resource["addr"], kind=resource["resource_type"], action=action
+                )
+            )
 
     def _hook(self, kind: str, hook: Mapping[str, Any]) -> None:
         address, action = hook["resource"]["addr"], hook.get("action", "read")

@@ -21,7 +21,7 @@ from kvdeploy.cli.aws.site import (
 from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.common import begin, recorded
 from kvdeploy.cli.tables import show
-from kvdeploy.errors import CheckError, KvdeployError
+from kvdeploy.errors import AwsError, CheckError, KvdeployError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.reports import Severity
 from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
@@ -85,10 +85,7 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         try:
             ran = pipeline.up((stage,), record, store=store, progress=app.ui)
         except KvdeployError as e:
-            if stage.made and _undo_wanted(app, e, stage, wishes.on_error):
-                with app.ui.step("end the nodes of this run") as step:
-                    gone = stage.undo(step)
-                app.ui.say(f"gone: {', '.join(gone)}; network and access stay")
+            _all_or_none(app, e, stage, wishes.on_error)
             raise
     _show(app, ran, as_json=wishes.as_json)
 
@@ -108,19 +105,29 @@ def _replacing(record: Record, nodes: tuple[Node, ...], names: tuple[str, ...]) 
     return record.model_copy(update={"generations": {**record.generations, **raised}})
 
 
-def _undo_wanted(app: App, error: KvdeployError, stage: ProvisionStage, on_error: str) -> bool:
-    """All nodes or none: whether those that were made go again."""
-    names = ", ".join(stage.names)
-    if on_error == "down":
-        return True
-    if on_error == "ask" and may_ask():
+def _all_or_none(app: App, error: KvdeployError, stage: ProvisionStage, on_error: str) -> None:
+    """After a failure: the nodes that this run made go again, or stay, as is wished."""
+    try:
+        alive = stage.alive()
+    except AwsError as e:
+        app.ui.say(f"warning: what this run made cannot be told: {e.message}")
+        return
+    if not alive:
+        return
+    names = ", ".join(alive)
+    asked = on_error == "ask" and may_ask()
+    if asked:
         app.ui.error(error)
-        return click.confirm(f"End the nodes that this run made (of {names})?", err=True)
-    app.ui.say(
-        f"kept: what was made of {names} runs and bills; 'kvdeploy up' goes on from here, "
-        "'kvdeploy down' ends it"
-    )
-    return False
+        asked = click.confirm(f"End {names} again?", err=True)
+    if asked or on_error == "down":
+        with app.ui.step(f"end {names}") as step:
+            stage.undo(step)
+        app.ui.say(f"gone: {names}; the rest stays for the next try")
+    else:
+        app.ui.say(
+            f"kept: {names}, at their price an hour; 'kvdeploy up' goes on from here, "
+            "'kvdeploy down' ends everything"
+        )
 
 
 def _show(app: App, ran: Ran, *, as_json: bool) -> None:
