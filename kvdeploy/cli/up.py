@@ -57,6 +57,11 @@ if TYPE_CHECKING:
 @click.option(
     "--replace", multiple=True, metavar="NODE", help="aws: make NODE anew. May be repeated."
 )
+@click.option(
+    "--adopt",
+    metavar="ID",
+    help="aws: take over the cluster of this kvdeploy:id, whose record and state are lost.",
+)
 @break_lock_option
 @json_option
 @click.pass_obj
@@ -68,6 +73,7 @@ def up(
     yes: bool,
     on_error: str,
     replace: tuple[str, ...],
+    adopt: str | None,
     break_lock: str | None,
     as_json: bool,
 ) -> None:
@@ -82,6 +88,7 @@ def up(
             yes=yes,
             on_error=on_error,
             replace=replace,
+            adopt=adopt,
             break_lock=break_lock,
             as_json=as_json,
         )

@@ -10,13 +10,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from kvdeploy.model.infra import Leftover, ManagedResource
+    from kvdeploy.model.infra import Leftover
 
-INSTANCE: Final = "module.nodes.aws_instance.this"
+INSTANCE: Final = "instance"
 BY_NAME: Final = frozenset({"key_pair", "placement_group", "iam_role", "iam_instance_profile"})
 """Kinds that Terraform imports by name, not by id."""
+
+_NETWORK, _ACCESS = "module.network", "module.access"
+CHILDREN: Final = {
+    (f"{_NETWORK}.aws_route_table.fabric/0", "route"): f"{_NETWORK}.aws_route.fabric_nat[0]",
+    (f"{_NETWORK}.aws_route_table.nat/0", "route"): f"{_NETWORK}.aws_route.nat_internet[0]",
+    (f"{_NETWORK}.aws_route_table.fabric/0", "route_table_association"): (
+        f"{_NETWORK}.aws_route_table_association.fabric[0]"
+    ),
+    (f"{_NETWORK}.aws_route_table.nat/0", "route_table_association"): (
+        f"{_NETWORK}.aws_route_table_association.nat[0]"
+    ),
+    (f"{_ACCESS}.aws_iam_role.this", "iam_role_policy_attachment"): (
+        f"{_ACCESS}.aws_iam_role_policy_attachment.ssm[0]"
+    ),
+    (f"{_ACCESS}.aws_iam_role.this", "iam_role_policy"): f"{_ACCESS}.aws_iam_role_policy.models[0]",
+}
+"""(Tag kvdeploy:address of the parent, kind of the child) -> address of the child, which cannot
+carry tags. A test holds it to infra/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,40 +42,56 @@ class Orphans:
     """What to do about resources that the state does not know."""
 
     adopt: Mapping[str, Leftover]
-    """By Terraform address."""
-    remove: tuple[Leftover, ...]
-    """Those that nothing in the configuration stands for: a second instance of a node that the
-    state knows, or a node that is not wanted any more."""
+    """By Terraform address: what the plan would make, and is there already."""
+    remove: tuple[Leftover, ...] = ()
+    """Machines that nothing in the configuration stands for: a second one of a node that the state
+    knows, or one of a node that is not wanted any more."""
+    rest: tuple[Leftover, ...] = ()
+    """Anything else of that sort. It stays until `down`: only machines are worth the risk."""
 
     @property
     def imports(self) -> tuple[tuple[str, str], ...]:
         """(Terraform address, id for import)."""
         return tuple((address, import_id(found)) for address, found in self.adopt.items())
 
-    @property
-    def all(self) -> tuple[Leftover, ...]:
-        return (*self.adopt.values(), *self.remove)
-
 
 def sort_orphans(
-    found: Iterable[Leftover], known: Iterable[ManagedResource], *, wanted_nodes: Iterable[str]
+    found: Iterable[Leftover], *, creates: Collection[str], known_ids: Collection[str]
 ) -> Orphans:
-    """Compare what carries the cluster's id with what the state knows."""
-    known = tuple(known)
-    ids, taken = {r.id for r in known}, {r.address for r in known}
-    nodes = {f'{INSTANCE}["{name}"]' for name in wanted_nodes}
+    """Compare what carries the cluster's id with a plan.
+
+    Args:
+        found: what AWS has, children of it included.
+        creates: addresses that the plan would make.
+        known_ids: ids of what the state knows.
+    """
+    found = tuple(found)
+    parents = {resource.id: resource.address for resource in found}
     adopt: dict[str, Leftover] = {}
-    remove = []
+    remove, rest = [], []
     for resource in found:
-        if not resource.address or import_id(resource) in ids or resource.id in ids:
+        child = CHILDREN.get((parents.get(resource.name, ""), resource.kind))
+        address = child or decode_address(resource.address)
+        if not address or resource.id in known_ids or import_id(resource) in known_ids:
             continue
-        address = decode_address(resource.address)
-        is_wanted = address in nodes or not address.startswith(INSTANCE)
-        if address in taken or address in adopt or not is_wanted:
-            remove.append(resource)
-        else:
+        if address in creates and address not in adopt:
             adopt[address] = resource
-    return Orphans(adopt=adopt, remove=tuple(remove))
+        elif resource.kind == INSTANCE:
+            remove.append(resource)
+        elif child is None:
+            rest.append(resource)
+    return Orphans(adopt=adopt, remove=tuple(remove), rest=tuple(rest))
+
+
+def strays(found: Iterable[Leftover], known_ids: Collection[str]) -> tuple[Leftover, ...]:
+    """What Terraform made, and would not destroy because its state does not know it."""
+    return tuple(
+        resource
+        for resource in found
+        if resource.address
+        and resource.id not in known_ids
+        and import_id(resource) not in known_ids
+    )
 
 
 def decode_address(tag: str) -> str:
@@ -72,4 +106,5 @@ def decode_address(tag: str) -> str:
 
 
 def import_id(resource: Leftover) -> str:
+    """What Terraform imports it by."""
     return resource.name if resource.kind in BY_NAME and resource.name else resource.id

@@ -108,7 +108,9 @@ def name_taken(case: Judged) -> Iterator[Finding]:
             "name",
             f"{case.spec.name} is another cluster in {case.aws.region} already (kvdeploy:id "
             f"{ids}): {_shown(owned)}",
-            "Choose another name, or take that cluster down first.",
+            "Choose another name; or, if that one is yours and what was known of it here is lost, "
+            "end it with 'kvdeploy down', or take it over with "
+            f"'kvdeploy up --adopt {owned[0].cluster_id}'.",
         )
     unowned = [one for one in strangers if not one.cluster_id]
     if unowned:

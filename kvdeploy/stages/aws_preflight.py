@@ -100,10 +100,10 @@ def aws_section(spec: ClusterSpec) -> AwsSpec:
     return spec.aws
 
 
-def new_identity(owner: str) -> ClusterIdentity:
-    """Of a cluster that is about to be made for the first time."""
+def new_identity(owner: str, *, id: str | None = None) -> ClusterIdentity:
+    """Of a cluster that is about to be made, or taken over, for the first time."""
     now = datetime.now(UTC).replace(microsecond=0)
-    return ClusterIdentity(id=secrets.token_hex(8), owner=owner, created_at=now)
+    return ClusterIdentity(id=id or secrets.token_hex(8), owner=owner, created_at=now)
 
 
 def read_public_key(spec: ClusterSpec, root: Path) -> str | None:

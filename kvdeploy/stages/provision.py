@@ -11,12 +11,12 @@ from kvdeploy.adapters.aws.sweep import sweep
 from kvdeploy.adapters.terraform.events import short
 from kvdeploy.errors import TerraformError
 from kvdeploy.model.infra import Action, ProvisionOutputs
-from kvdeploy.planning.adoption import Orphans, sort_orphans
+from kvdeploy.planning.adoption import Orphans, sort_orphans, strays
 from kvdeploy.planning.infrastructure import BEFORE_NODES
 from kvdeploy.polling import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.terraform.client import Planned, Terraform
@@ -55,13 +55,16 @@ class Site:
             self.terraform.force_unlock(break_lock)
             step.note(f"   broke the state's lock {break_lock}")
 
-    def orphans(self, wanted_nodes: Iterable[str]) -> Orphans:
-        """What AWS has under this cluster's id that the state does not know."""
+    def found(self) -> tuple[Leftover, ...]:
+        """Everything that AWS has under this cluster's id."""
         found = leftovers.find(self.aws, self.cluster, self.cluster_id)
-        if not found:
-            return Orphans(adopt={}, remove=())
-        found += leftovers.children(self.aws, found)
-        return sort_orphans(found, self.terraform.managed(), wanted_nodes=wanted_nodes)
+        return (*found, *leftovers.children(self.aws, found))
+
+    def strays(self) -> tuple[Leftover, ...]:
+        """What AWS has under this cluster's id and the state does not know."""
+        found = self.found()
+        known = self.terraform.managed() if found else ()
+        return strays(found, {resource.id for resource in known})
 
 
 class Consent(Protocol):
@@ -78,7 +81,6 @@ class ProvisionStage:
 
     def __init__(self, site: Site, *, consent: Consent, break_lock: str | None = None) -> None:
         self._site, self._consent, self._break_lock = site, consent, break_lock
-        self._nodes = tuple(site.variables["nodes"])
         self.made: tuple[str, ...] = ()
         """Addresses of the instances that this run asked for."""
 
@@ -90,7 +92,7 @@ class ProvisionStage:
 
     @property
     def title(self) -> str:
-        return f"make {len(self._nodes)} nodes in {self._site.variables['zone']}"
+        return f"make {len(self._site.variables['nodes'])} nodes in {self._site.variables['zone']}"
 
     def inputs(self, _results: Results) -> Mapping[str, Any]:
         return {"variables": dict(self._site.variables), "backend": dict(self._site.backend)}
@@ -105,13 +107,14 @@ class ProvisionStage:
     def apply(self, _results: Results, step: Step) -> Mapping[str, Any]:
         site, terraform = self._site, self._site.terraform
         site.prepare(step, break_lock=self._break_lock)
-        orphans = adopting(site, step)
         for address in _unfinished(site):
             terraform.untaint(address)
             step.note(f"   = {short(address)}: an earlier run did not wait for it; it is kept")
+        planned, orphans = _compared(site, step)
         for address, found in orphans.imports:
             step.note(f"   = {short(address)} {found}: made by a run that was killed; adopted")
-        planned = _planned(site, step)
+        for resource in orphans.rest:
+            step.note(f"   ? {resource.kind} {resource.id} is there twice; 'down' removes it")
         self._consent(planned, orphans.remove)
         if orphans.remove:
             step.update("removing what the state does not know")
@@ -151,17 +154,15 @@ class ProvisionStage:
         step.update("terraform destroy")
         if site.terraform.plan(destroy=True, targets=self.made).has_changes:
             site.terraform.apply()
-        orphans = site.orphans(())
-        left = [f for f in orphans.remove if f.kind == "instance"]
+        left = [f for f in site.strays() if f.kind == "instance"]
         sweep(site.aws, left, clock=SystemClock(), on_detail=step.update)
 
 
 def preview(site: Site, step: Step) -> tuple[Planned, Orphans]:
     """What `up` would do. Takes no lock and changes nothing but the site's folder."""
     site.prepare(step)
-    orphans = adopting(site, step)
     kept = _unfinished(site)
-    planned = _planned(site, step, lock=False)
+    planned, orphans = _compared(site, step, lock=False)
     changes = tuple(c for c in planned.changes if c.address not in kept)
     return replace(planned, changes=changes), orphans
 
@@ -175,12 +176,18 @@ def _unfinished(site: Site) -> tuple[str, ...]:
     return tuple(r.address for r in known if r.tainted and r.id in alive)
 
 
-def adopting(site: Site, step: Step) -> Orphans:
-    """Have the next plan adopt what AWS has of this cluster and the state does not know."""
+def _compared(site: Site, step: Step, *, lock: bool = True) -> tuple[Planned, Orphans]:
+    """A plan that adopts what AWS has of this cluster and the state does not know."""
+    work = site.terraform.work
+    work.write_imports(())
+    planned = _planned(site, step, lock=lock)
     step.update("comparing with AWS")
-    orphans = site.orphans(tuple(site.variables["nodes"]))
-    site.terraform.work.write_imports(orphans.imports)
-    return orphans
+    creates = {c.address for c in planned.changes if c.action is Action.CREATE}
+    orphans = sort_orphans(site.found(), creates=creates, known_ids=planned.ids)
+    if orphans.adopt:
+        work.write_imports(orphans.imports)
+        planned = _planned(site, step, lock=lock)
+    return planned, orphans
 
 
 def _planned(site: Site, step: Step, *, lock: bool = True) -> Planned:

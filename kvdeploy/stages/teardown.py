@@ -25,7 +25,7 @@ def destroy(site: Site, step: Step, *, break_lock: str | None = None) -> None:
     site.prepare(step, break_lock=break_lock)
     step.update("comparing with AWS")
     # What the state does not know would keep subnets and groups from going.
-    if strays := site.orphans(()).all:
+    if strays := site.strays():
         step.note(f"   {len(strays)} made by a run that was killed: removing them first")
         sweep(site.aws, strays, clock=SystemClock(), on_detail=step.update)
     step.update("terraform plan -destroy")

@@ -157,3 +157,20 @@ def bench(
     made = Bench(tmp_path, aws, capsys)
     made.write()
     return made
+
+
+@pytest.fixture
+def there(bench: Bench) -> None:
+    """Nodes and access are made, no network: half a minute less for each `up`."""
+    network = bench.aws.existing_network("us-west-2a", internet=False)
+    ec2 = bench.aws.client("ec2")
+    nat = ec2.create_nat_gateway(SubnetId=network.subnet_id, ConnectivityType="private")
+    mine = [{"Name": "vpc-id", "Values": [network.vpc_id]}]
+    (table,) = ec2.describe_route_tables(Filters=mine)["RouteTables"]
+    ec2.create_route(
+        RouteTableId=table["RouteTableId"],
+        DestinationCidrBlock="0.0.0.0/0",
+        NatGatewayId=nat["NatGateway"]["NatGatewayId"],
+    )
+    bench.network = {"vpc_id": network.vpc_id, "subnet_id": network.subnet_id}
+    bench.write()

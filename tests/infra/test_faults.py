@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,27 +19,10 @@ if TYPE_CHECKING:
     from tests.double.client import Double
     from tests.infra.conftest import Bench
 
-pytestmark = pytest.mark.real_process
+pytestmark = [pytest.mark.real_process, pytest.mark.usefixtures("there")]
 
 TYPE, ZONE = "p5en.48xlarge", "us-west-2a"
 NODES = {"prefill-0", "decode-0", "router-0"}
-
-
-@pytest.fixture(autouse=True)
-def a_network_that_is_there(bench: Bench) -> None:
-    """Nodes and access are made, no network: half a minute less for each `up`."""
-    there = bench.aws.existing_network(ZONE, internet=False)
-    ec2 = bench.aws.client("ec2")
-    nat = ec2.create_nat_gateway(SubnetId=there.subnet_id, ConnectivityType="private")
-    mine = [{"Name": "vpc-id", "Values": [there.vpc_id]}]
-    (table,) = ec2.describe_route_tables(Filters=mine)["RouteTables"]
-    ec2.create_route(
-        RouteTableId=table["RouteTableId"],
-        DestinationCidrBlock="0.0.0.0/0",
-        NatGatewayId=nat["NatGateway"]["NatGatewayId"],
-    )
-    bench.network = {"vpc_id": there.vpc_id, "subnet_id": there.subnet_id}
-    bench.write()
 
 
 # --- capacity --------------------------------------------------------------------------------
@@ -235,8 +219,7 @@ def test_a_network_of_a_killed_run_is_not_made_twice(
     run.kill(terraform_first=True)
     bench.aws.latency("CreateSubnet", 0)
     assert bench.run("up").code == 0
-    resources = bench.aws.resources()
-    assert len(resources["vpc"]) == 1
+    assert len(bench.ours["vpc"]) == 1
     assert bench.run("down", "--yes").code == 0
     assert bench.ours == {}
 
@@ -254,12 +237,22 @@ def test_a_killed_down_is_finished_by_the_next(bench: Bench, start: Callable[...
 
 
 def test_machines_are_found_by_their_tags_when_everything_here_is_lost(bench: Bench) -> None:
+    bench.network = {}
+    bench.write()
     assert bench.run("up").code == 0
-    bench.store.dir.rename(bench.root / "lost")
+    shutil.rmtree(bench.store.dir)
     clash = bench.run("up")
     assert clash.code == 4
     assert "[name-taken]" in clash.err
-    assert len(bench.aws.instances()) == 3
+    before = bench.tags
+    assert set(before) == NODES
+    lost_id = clash.err.split("--adopt ")[1].split("'")[0]
+    adopted = bench.run("up", "--adopt", lost_id)
+    assert adopted.code == 0, adopted.err
+    assert "   = instance decode-0 " in adopted.err
+    assert bench.tags == before
+    assert "terraform: nothing to do" in bench.run("plan").out
+    shutil.rmtree(bench.store.dir)
     down = bench.run("down", "--yes")
     assert down.code == 0, down.err
     assert bench.ours == {}

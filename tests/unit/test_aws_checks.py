@@ -527,7 +527,8 @@ CASES: list[Case] = [
         "name",
         "demo is another cluster in us-west-2 already (kvdeploy:id beef): instance i-0, instance "
         "i-1, instance i-2, instance i-3, instance i-4 and 2 more",
-        "Choose another name, or take that cluster down first.",
+        "Choose another name; or, if that one is yours and what was known of it here is lost, end "
+        "it with 'kvdeploy down', or take it over with 'kvdeploy up --adopt beef'.",
     ),
     (
         {},

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdeploy.model.catalog import INSTANCES
 from kvdeploy.model.facts import OperatorFacts
-from kvdeploy.model.infra import ClusterIdentity, Leftover, ManagedResource
+from kvdeploy.model.infra import ClusterIdentity, Leftover
 from kvdeploy.model.spec import ClusterSpec
-from kvdeploy.planning.adoption import decode_address, sort_orphans
+from kvdeploy.planning.adoption import (
+    CHILDREN,
+    Orphans,
+    decode_address,
+    sort_orphans,
+    strays,
+)
 from kvdeploy.planning.infrastructure import build_variables, expires_at, model_bucket
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.planning.operator_checks import check_operator
 
+ROOT = Path(__file__).parents[2]
 IDENTITY = ClusterIdentity(
     id="0123456789abcdef", owner="ann", created_at=datetime(2026, 11, 30, 12, tzinfo=UTC)
 )
@@ -129,57 +138,83 @@ def orphan(id_: str, address: str, kind: str = "instance", name: str = "") -> Le
 
 
 DECODE = 'module.nodes.aws_instance.this["decode-0"]'
-
-
-def known(address: str, id_: str) -> ManagedResource:
-    return ManagedResource(address=address, kind="aws_instance", id=id_)
+VPC = "module.network.aws_vpc.this/0"
 
 
 def test_addresses_in_tags_are_terraforms_again() -> None:
     assert decode_address("module.nodes.aws_instance.this/decode-0") == DECODE
-    assert decode_address("module.network.aws_vpc.this/0") == "module.network.aws_vpc.this[0]"
+    assert decode_address(VPC) == "module.network.aws_vpc.this[0]"
     assert decode_address("module.access.aws_iam_role.node") == "module.access.aws_iam_role.node"
 
 
-def test_a_wanted_node_that_the_state_does_not_know_is_adopted() -> None:
-    found = [orphan("i-1", "module.nodes.aws_instance.this/decode-0")]
-    orphans = sort_orphans(found, [], wanted_nodes=["decode-0"])
-    assert orphans.imports == ((DECODE, "i-1"),)
-    assert orphans.remove == ()
+def test_what_the_plan_would_make_and_is_there_is_adopted() -> None:
+    found = [orphan("i-1", "module.nodes.aws_instance.this/decode-0"), orphan("vpc-1", VPC, "vpc")]
+    orphans = sort_orphans(
+        found, creates={DECODE, "module.network.aws_vpc.this[0]"}, known_ids=set()
+    )
+    assert orphans.imports == ((DECODE, "i-1"), ("module.network.aws_vpc.this[0]", "vpc-1"))
+    assert (orphans.remove, orphans.rest) == ((), ())
 
 
 def test_what_the_state_knows_is_no_orphan() -> None:
     found = [orphan("i-1", "module.nodes.aws_instance.this/decode-0")]
-    orphans = sort_orphans(found, [known(DECODE, "i-1")], wanted_nodes=["decode-0"])
-    assert orphans.all == ()
+    assert sort_orphans(found, creates=set(), known_ids={"i-1"}) == Orphans(adopt={})
+    assert strays(found, {"i-1"}) == ()
 
 
 def test_a_second_machine_for_one_node_goes() -> None:
     twice = [orphan(f"i-{n}", "module.nodes.aws_instance.this/decode-0") for n in (1, 2)]
-    orphans = sort_orphans(twice, [], wanted_nodes=["decode-0"])
+    orphans = sort_orphans(twice, creates={DECODE}, known_ids=set())
     assert orphans.imports == ((DECODE, "i-1"),)
     assert orphans.remove == (twice[1],)
-    other = sort_orphans(twice[1:], [known(DECODE, "i-1")], wanted_nodes=["decode-0"])
-    assert other.remove == (twice[1],)
+    assert sort_orphans(twice, creates=set(), known_ids={"i-1"}).remove == (twice[1],)
 
 
-def test_a_node_that_is_not_wanted_goes() -> None:
+def test_a_machine_of_a_node_that_is_not_wanted_goes() -> None:
     stray = orphan("i-1", "module.nodes.aws_instance.this/decode-9")
-    assert sort_orphans([stray], [], wanted_nodes=["decode-0"]).remove == (stray,)
+    assert sort_orphans([stray], creates={DECODE}, known_ids=set()).remove == (stray,)
+
+
+def test_only_machines_are_removed_anything_else_stays_until_down() -> None:
+    second = orphan("vpc-2", VPC, "vpc")
+    orphans = sort_orphans([second], creates=set(), known_ids={"vpc-1"})
+    assert (orphans.remove, orphans.rest) == ((), (second,))
+    assert strays([second], {"vpc-1"}) == (second,)
 
 
 def test_volumes_and_interfaces_belong_to_their_instance() -> None:
-    assert sort_orphans([orphan("vol-1", "", "volume")], [], wanted_nodes=[]).all == ()
+    volume = orphan("vol-1", "", "volume")
+    assert sort_orphans([volume], creates=set(), known_ids=set()) == Orphans(adopt={})
+    assert strays([volume], set()) == ()
 
 
 def test_what_terraform_imports_by_name_is_adopted_by_name() -> None:
-    group = orphan(
-        "pg-1", "module.nodes.aws_placement_group.this/0", "placement_group", "kvdeploy-demo"
-    )
-    orphans = sort_orphans([group], [], wanted_nodes=[])
-    assert orphans.imports == (("module.nodes.aws_placement_group.this[0]", "kvdeploy-demo"),)
-    in_state = known("module.nodes.aws_placement_group.this[0]", "kvdeploy-demo")
-    assert sort_orphans([group], [in_state], wanted_nodes=[]).all == ()
+    tag = "module.nodes.aws_placement_group.this/0"
+    group = orphan("pg-1", tag, "placement_group", "kvdeploy-demo")
+    address = "module.nodes.aws_placement_group.this[0]"
+    orphans = sort_orphans([group], creates={address}, known_ids=set())
+    assert orphans.imports == ((address, "kvdeploy-demo"),)
+    known = sort_orphans([group], creates=set(), known_ids={"kvdeploy-demo"})
+    assert known == Orphans(adopt={})
+
+
+def test_what_cannot_carry_tags_is_adopted_by_its_parent() -> None:
+    table = orphan("rtb-1", "module.network.aws_route_table.fabric/0", "route_table")
+    route = orphan("rtb-1_0.0.0.0/0", "", "route", "rtb-1")
+    address = "module.network.aws_route.fabric_nat[0]"
+    orphans = sort_orphans([table, route], creates={address}, known_ids={"rtb-1"})
+    assert orphans.imports == ((address, "rtb-1_0.0.0.0/0"),)
+    # The state knows it under another id: nothing to do.
+    assert sort_orphans([table, route], creates=set(), known_ids={"rtb-1"}) == Orphans(adopt={})
+
+
+def test_parents_and_children_are_those_of_infra() -> None:
+    text = "".join(p.read_text() for p in (ROOT / "infra" / "modules").rglob("*.tf"))
+    for (parent, _), child in CHILDREN.items():
+        for address in (decode_address(parent), child):
+            kind, name = re.sub(r"^module\.\w+\.|\[.*", "", address).split(".")
+            assert f'resource "{kind}" "{name}"' in text, address
+        assert f'"${{var.address}}.{parent.split(".", 2)[2]}"' in text, parent
 
 
 # --- the operator's machine ------------------------------------------------------------------

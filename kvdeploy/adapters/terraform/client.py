@@ -67,6 +67,8 @@ class Planned:
     outdated: tuple[str, ...] = ()
     """Instances of an older generation than is wanted, which nothing in the plan replaces: the run
     that was to replace them was killed in the middle."""
+    ids: frozenset[str] = frozenset()
+    """Of everything that the state knows."""
     has_changes: bool = True
     """Terraform's own word; outputs alone may change."""
 
@@ -139,6 +141,7 @@ class Terraform:
             changes=tuple(_changes(shown)),
             drift=tuple(_drift(shown)),
             outdated=tuple(_outdated(shown)),
+            ids=frozenset(_ids(shown)),
             has_changes=bool(shown.get("applyable", True)),
         )
 
@@ -315,6 +318,13 @@ def _drift(shown: Mapping[str, Any]) -> Iterator[Drift]:
                 yield Drift(
                     address=found["address"], field="instance_state", was=before, now=str(after)
                 )
+
+
+def _ids(shown: Mapping[str, Any]) -> Iterator[str]:
+    for found in shown.get("resource_changes", ()):
+        was = found["change"].get("before") or {}
+        if found.get("mode") == "managed" and was.get("id"):
+            yield str(was["id"])
 
 
 def _outdated(shown: Mapping[str, Any]) -> Iterator[str]:

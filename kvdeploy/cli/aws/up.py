@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,7 @@ class Wishes:
     yes: bool = False
     on_error: str = "ask"
     replace: tuple[str, ...] = ()
+    adopt: str | None = None
     break_lock: str | None = None
     as_json: bool = False
 
@@ -59,6 +61,8 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         with app.ui.step("check the account") as step:
             step.update("asking AWS")
             known = identity_if_readable(spec, store, aws)
+            if known is None and wishes.adopt is not None:
+                known = new_identity(aws.identity().user, id=_checked(wishes.adopt))
             seen = look(spec, aws, known, runner, loaded.root, allow=wishes.allow)
         refuse(seen.findings, source=loaded.source)
         for warning in (f for f in seen.findings if f.severity is Severity.WARNING):
@@ -88,6 +92,13 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
             _all_or_none(app, e, stage, wishes.on_error)
             raise
     _show(app, ran, as_json=wishes.as_json)
+
+
+def _checked(cluster_id: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{8,32}", cluster_id):
+        msg = f"--adopt: a kvdeploy:id is 8 to 32 of the letters 0-9 and a-f, not {cluster_id!r}"
+        raise click.UsageError(msg)
+    return cluster_id
 
 
 def _replacing(record: Record, nodes: tuple[Node, ...], names: tuple[str, ...]) -> Record:
