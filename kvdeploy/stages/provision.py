@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvdeploy.adapters.aws import leftovers
-from kvdeploy.adapters.aws.nodes import observe
+from kvdeploy.adapters.aws.nodes import observe, start
 from kvdeploy.adapters.aws.sweep import sweep
 from kvdeploy.adapters.terraform.events import short
 from kvdeploy.errors import TerraformError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 RUNNING: Final = "running"
 STARTING: Final = frozenset({"pending", "running"})
+STOPPED: Final = frozenset({"stopping", "stopped"})
 GONE: Final = frozenset({"terminated", "shutting-down"})
 INSTANCE: Final = "aws_instance"
 
@@ -127,6 +128,7 @@ class ProvisionStage:
             self.made = makes
             outputs = terraform.apply().outputs
         terraform.work.write_imports(())
+        _start_stopped(site, step)
         return _outputs(outputs or terraform.outputs()).model_dump(mode="json")
 
     def _network_first(self, shown: Planned, step: Step) -> None:
@@ -195,10 +197,17 @@ def _planned(site: Site, step: Step, *, lock: bool = True) -> Planned:
     planned = site.terraform.plan(lock=lock)
     if outdated := planned.outdated:
         planned = replace(site.terraform.plan(lock=lock, replace=outdated), outdated=outdated)
-    for drift in planned.drift:
-        if drift.now != RUNNING:
-            step.note(f"   ! {short(drift.address)} is {drift.now}, and was {drift.was}")
     return planned
+
+
+def _start_stopped(site: Site, step: Step) -> None:
+    """Machines that stopped by themselves: a plan says nothing about them, and they do no work."""
+    stopped = [n for n in observe(site.aws, site.cluster_id) if n.state in STOPPED]
+    if stopped:
+        step.update(f"starting {', '.join(n.node for n in stopped)}")
+        start(site.aws, stopped, clock=SystemClock())
+        for node in stopped:
+            step.note(f"   > {node.node} {node.id} was {node.state}; started")
 
 
 def _outputs(told: Mapping[str, Any]) -> ProvisionOutputs:

@@ -74,3 +74,45 @@ def test_a_name_that_no_cluster_may_have_is_refused_at_once(tmp_path: Path, name
 def test_another_target_is_wrong_usage(tmp_path: Path) -> None:
     assert run(tmp_path, "--target", "gcp")[0] == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zone_makes_it_a_cluster_on_aws_in_its_region(tmp_path: Path) -> None:
+    assert run(tmp_path, "--zone", "us-east-2b")[0] == 0
+    spec = specfile.load(tmp_path / "cluster.yaml").spec
+    assert spec.aws is not None
+    assert (spec.target, spec.aws.region, spec.aws.zone) == ("aws", "us-east-2", "us-east-2b")
+
+
+def test_options_of_aws_are_refused_for_another_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--target", "local", "--state", "bucket")[0] == 2
+    assert "--zone and --state are for --target aws" in capsys.readouterr().err
+    assert not (tmp_path / "cluster.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ("--zone", "us-east-2"),
+            "--zone: must be one availability zone: EFA does not cross zones",
+        ),
+        (("--state", "No_Bucket"), "--state: must be the name of an S3 bucket"),
+    ],
+)
+def test_a_wrong_zone_or_bucket_is_told(tmp_path: Path, argv: tuple[str, ...], said: str) -> None:
+    code, told = run(tmp_path, *argv)
+    assert code == 3
+    assert told.startswith(f"error: {said}")
+    assert not (tmp_path / "cluster.yaml").exists()
+
+
+def test_a_bucket_is_not_made_for_a_file_that_names_another(tmp_path: Path) -> None:
+    assert run(tmp_path, "--target", "aws")[0] == 0
+    code, told = run(tmp_path, "--state", "mine")
+    assert code == 3
+    assert told == (
+        f"error: {tmp_path / 'cluster.yaml'} is already there, and its state.bucket is not mine\n"
+        "  try: Write 'state: {bucket: mine}' into it and repeat this command.\n"
+    )

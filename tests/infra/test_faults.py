@@ -114,6 +114,15 @@ def test_each_no_of_aws_is_told_and_the_next_run_goes_on_from_there(bench: Bench
     changed = {name for name, id_ in bench.tags.items() if before[name] != id_}
     assert changed == {"decode-0"}
 
+    # One that stopped is started; its address and its place stay.
+    whole = bench.tags
+    bench.aws.stop_instance(whole["prefill-0"])
+    assert "stopped" in bench.run("status").out
+    assert "drift: " in bench.run("plan").out
+    assert bench.run("up").code == 0
+    assert bench.tags == whole
+    assert bench.run("status").code == 0
+
     # An interface that an instance left behind holds nothing up.
     identity = bench.store.read().identity
     assert identity is not None
@@ -241,6 +250,9 @@ def test_machines_are_found_by_their_tags_when_everything_here_is_lost(bench: Be
     bench.write()
     assert bench.run("up").code == 0
     shutil.rmtree(bench.store.dir)
+    status = bench.run("status")
+    assert status.code == 9
+    assert "nothing here remembers it" in status.out
     clash = bench.run("up")
     assert clash.code == 4
     assert "[name-taken]" in clash.err

@@ -60,6 +60,29 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
     assert set(bench.tags) == NODES | {"decode-1"}
     assert before.items() <= bench.tags.items()
 
+    # What a cluster is made in, it stays in.
+    for command in ("plan", "up"):
+        moved = bench.run(command, "--set", "aws.zone=us-west-2c")
+        assert moved.code == 4
+        assert "aws.zone was us-west-2a, and is to be us-west-2c" in moved.err
+
+    # Tags, templates and rules change without touching machines.
+    bench.write(
+        fleet={"decode": {"count": 2, "tensor_parallel": 8}},
+        aws={"tags": {"team": "ml"}, "network": {"allowed_cidrs": ["10.1.0.0/16"]}},
+    )
+    planned = bench.run("plan", "--json")
+    told = json.loads(planned.out)
+    assert {c["action"] for c in told["changes"]} == {"update", "create"}
+    assert {c["path"]: c["does"] for c in told["fields"]} == {
+        "aws.tags": "reload",
+        "aws.network.allowed_cidrs": "reload",
+    }
+    grown_ids = bench.tags
+    assert bench.run("up").code == 0
+    assert bench.tags == grown_ids
+    assert "terraform: nothing to do" in bench.run("plan").out
+
     # One node less ends a machine: nobody is here to agree.
     bench.write()
     refused = bench.run("up")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from kvdeploy.adapters.aws.session import by_tag, tags_of
+from kvdeploy.adapters.aws.session import by_tag, filters, tags_of
+from kvdeploy.errors import AwsError
 from kvdeploy.model.infra import ID_TAG, NODE_TAG, ROLE_TAG, NodeSeen
+from kvdeploy.polling import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvdeploy.adapters.aws.session import Aws
+    from kvdeploy.polling import Clock
+
+STOP_S: Final = 300.0
+START_S: Final = 600.0
+"""How long EC2 may take to stop and to start a machine; a P5en boots for minutes."""
 
 
 def observe(aws: Aws, cluster_id: str) -> tuple[NodeSeen, ...]:
@@ -19,6 +28,27 @@ def observe(aws: Aws, cluster_id: str) -> tuple[NodeSeen, ...]:
     """
     found = [_seen(one) for one in instances(aws, Filters=by_tag(ID_TAG, cluster_id))]
     return tuple(sorted(found, key=lambda n: (n.node, n.launched_at, n.id)))
+
+
+def start(aws: Aws, nodes: Iterable[NodeSeen], *, clock: Clock) -> None:
+    """Start machines that were stopped, and wait until each runs.
+
+    Raises AwsError: EC2 refuses, e.g. for want of capacity, or they do not run in time.
+    """
+    waiting = [node.id for node in nodes]
+    stopping = {"Filters": filters(instance_state_name=["stopping"]), "InstanceIds": waiting}
+    wait_for(lambda: None if instances(aws, **stopping) else True, timeout_s=STOP_S, clock=clock)
+    aws.call("ec2:StartInstances", InstanceIds=waiting)
+
+    def all_run() -> bool | None:
+        found = instances(aws, InstanceIds=waiting)
+        return all(one["State"]["Name"] == "running" for one in found) or None
+
+    if not wait_for(all_run, timeout_s=START_S, interval_s=2.0, clock=clock):
+        msg = f"{', '.join(waiting)}: started, and not running after {START_S:.0f} s"
+        raise AwsError(
+            msg, hint="See 'kvdeploy status'; replace them with 'kvdeploy up --replace'."
+        )
 
 
 def instances(aws: Aws, **asked: Any) -> list[dict[str, Any]]:  # noqa: ANN401

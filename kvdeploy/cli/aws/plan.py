@@ -13,9 +13,10 @@ import click
 
 from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.cli.aws.costs import cost_document, cost_lines, price
-from kvdeploy.cli.aws.site import identity_if_readable, site_of
+from kvdeploy.cli.aws.site import identity_if_readable, refuse_moves, site_of
 from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.tables import show
+from kvdeploy.errors import KvdeployError
 from kvdeploy.model.infra import Action
 from kvdeploy.model.reports import Severity
 from kvdeploy.planning.changes import compare
@@ -35,6 +36,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
     spec = loaded.spec
     aws, runner = Aws(aws_section(spec).region), LocalRunner()
     record = store.read(target="aws")
+    refuse_moves(record, spec)
     with app.ui.step("check the account"):
         known = identity_if_readable(spec, store, aws)
         seen = look(spec, aws, known, runner, loaded.root, allow=allow)
@@ -56,7 +58,11 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
             generations=record.generations,
             reservation_id=seen.reservation_id,
         )
-        planned, orphans = preview(site, step)
+        try:
+            planned, orphans = preview(site, step)
+        except KvdeployError as e:
+            e.log = None  # it goes with the folder
+            raise
     changes = planned.changes
     document: dict[str, Any] = {
         "cluster": spec.name,

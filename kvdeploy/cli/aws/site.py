@@ -13,7 +13,9 @@ from kvdeploy.adapters.aws import statebucket
 from kvdeploy.adapters.terraform.client import Terraform
 from kvdeploy.adapters.terraform.workdir import WorkDir, local_backend, s3_backend, state_key
 from kvdeploy.errors import AwsError, CheckError
+from kvdeploy.model.base import Change
 from kvdeploy.model.infra import Action, ClusterIdentity
+from kvdeploy.planning.changes import compare
 from kvdeploy.planning.infrastructure import build_variables
 from kvdeploy.stages.aws_preflight import aws_section, read_public_key
 from kvdeploy.stages.provision import INSTANCE, Site
@@ -106,6 +108,23 @@ def _backend(spec: ClusterSpec, store: Store) -> dict[str, Any]:
     if spec.state.bucket is not None:
         return s3_backend(spec.state.bucket, spec.name, aws_section(spec).region)
     return local_backend(store.terraform_state)
+
+
+def refuse_moves(record: Record, spec: ClusterSpec) -> None:
+    """A cluster that was made stays what and where it is.
+
+    Raises:
+        CheckError: a field is changed that cannot be.
+    """
+    if record.identity is None or record.spec is None:
+        return
+    moved = [c for c in compare(record.spec, spec) if c.does is Change.REFUSE]
+    if moved:
+        listing = "\n".join(f"{c.path} was {c.was}, and is to be {c.wanted}" for c in moved)
+        msg = f"{listing}\nof a cluster that is made already this cannot be changed"
+        raise CheckError(
+            msg, hint="Put it back, give the new one another name, or run 'kvdeploy down' first."
+        )
 
 
 # --- questions -------------------------------------------------------------------------------

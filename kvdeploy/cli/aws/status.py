@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvdeploy.adapters.aws import leftovers
 from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.cli.aws.costs import spent_document, spent_line
@@ -19,8 +20,10 @@ from kvdeploy.stages.aws_preflight import aws_section
 from kvdeploy.stages.provision import GONE, RUNNING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvdeploy.adapters.store import Store
-    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.model.spec import AwsSpec, ClusterSpec
 
 COLOURS = {"running": "green", "pending": "yellow", "stopped": "red", "missing": "red"}
 
@@ -28,39 +31,68 @@ COLOURS = {"running": "green", "pending": "yellow", "stopped": "red", "missing":
 def status(spec: ClusterSpec, store: Store, *, as_json: bool) -> bool:
     """Show it; whether every node that is wanted runs, or nothing is there."""
     section = aws_section(spec)
+    document = observed(spec, section, store)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        for line in _lines(document, section):
+            click.echo(line)
+    return bool(document["whole"])
+
+
+def observed(spec: ClusterSpec, section: AwsSpec, store: Store) -> dict[str, Any]:
+    """The cluster as AWS has it now."""
     aws = Aws(section.region)
     identity = known_identity(spec, store.read(target="aws"), store, aws)
     seen = observe(aws, identity.id) if identity else ()
-    alive = {n.node: n for n in seen if n.state not in GONE}
-    wanted = [node.name for node in nodes_of(spec)] if identity else []
-    now = datetime.now(UTC)
+    unknown = () if identity else leftovers.find(aws, spec.name)
+    alive = [n for n in seen if n.state not in GONE]
+    missing = {n.name for n in nodes_of(spec)} - {n.node for n in alive} if identity else set()
     ends = expires_at(section, identity) if identity else None
-    document: dict[str, Any] = {
+    return {
         "cluster": spec.name,
         "target": spec.target,
         "id": identity.id if identity else None,
         "owner": identity.owner if identity else None,
-        "whole": all(n in alive and alive[n].state == RUNNING for n in wanted),
-        "nodes": [n.model_dump(mode="json") for n in alive.values()],
-        "missing": [n for n in wanted if n not in alive],
+        "whole": not unknown and not missing and all(n.state == RUNNING for n in alive),
+        "nodes": [n.model_dump(mode="json") for n in alive],
+        "missing": sorted(missing),
+        "not_remembered": [one.model_dump() for one in unknown],
         "ends": ends.isoformat() if ends else None,
-        "cost": spent_document(seen, spec, aws, now),
+        "cost": spent_document(seen, spec, aws, datetime.now(UTC)),
     }
-    if as_json:
-        click.echo(json.dumps(document, indent=2))
-    elif not alive and not document["missing"]:
-        click.echo(f"{spec.name}: nothing runs in {section.region}")
-    else:
-        click.echo(f"{spec.name} in {section.zone}, id {document['id']}, of {document['owner']}")
-        rows = [
-            (n.node, n.state, n.instance_type, n.id, n.private_ip or "", f"{n.launched_at:%F %R}Z")
-            for n in alive.values()
-        ]
-        rows += [(name, "missing", "", "", "", "") for name in document["missing"]]
-        columns = ("node", "state", "type", "instance", "address", "since")
-        show(columns, sorted(rows), colours=COLOURS)
-        click.echo(spent_line(document["cost"], section))
-        if ends is not None:
-            when = "was due to end" if ends < now else "is due to end"
-            click.echo(f"it {when} at {ends:%F %R} UTC (aws.ttl_hours); nothing ends it by itself")
-    return bool(document["whole"])
+
+
+def _lines(document: dict[str, Any], section: AwsSpec) -> Iterator[str]:
+    name, nodes = document["cluster"], document["nodes"]
+    if unknown := document["not_remembered"]:
+        ids = ", ".join(sorted({one["cluster_id"] for one in unknown}))
+        yield f"{name}: {len(unknown)} things in {section.region} carry its name (id {ids})"
+        yield "nothing here remembers it: end it with 'kvdeploy down', or take it over with"
+        yield "'kvdeploy up --adopt ID'"
+        return
+    if not nodes and not document["missing"]:
+        yield f"{name}: nothing runs in {section.region}"
+        return
+    yield f"{name} in {section.zone}, id {document['id']}, of {document['owner']}"
+    rows = [
+        (
+            n["node"],
+            n["state"],
+            n["instance_type"],
+            n["id"],
+            n["private_ip"] or "",
+            n["launched_at"][:16],
+        )
+        for n in nodes
+    ]
+    rows += [(node, "missing", "", "", "", "") for node in document["missing"]]
+    columns = ("node", "state", "type", "instance", "address", "since (UTC)")
+    show(columns, sorted(rows), colours=COLOURS)
+    yield spent_line(document["cost"], section)
+    if document["ends"]:
+        over = datetime.fromisoformat(document["ends"]) < datetime.now(UTC)
+        yield (
+            f"it {'was' if over else 'is'} due to end at {document['ends'][:16]} UTC "
+            "(aws.ttl_hours); nothing ends it by itself"
+        )

@@ -17,6 +17,7 @@ from kvdeploy.cli.aws.site import (
     identity_if_readable,
     known_identity,
     may_ask,
+    refuse_moves,
     site_of,
 )
 from kvdeploy.cli.check import describe, refuse
@@ -57,7 +58,9 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
     aws = Aws(aws_section(spec).region)
     with recorded(app, store, "up") as (run, runner):
         app.ui.say(f"cluster {spec.name!r} from {loaded.source}; log: {run.log}")
-        record = begin(store.read(target="aws"), loaded)
+        known_record = store.read(target="aws")
+        refuse_moves(known_record, spec)
+        record = begin(known_record, loaded)
         with app.ui.step("check the account") as step:
             step.update("asking AWS")
             known = identity_if_readable(spec, store, aws)
