@@ -50,6 +50,7 @@ class Ui:
         self._live = self._err.isatty() if live is None else live
         self._quiet = quiet
         self._print: Callable[[str], None] = self._print_plainly
+        self._pausing, self._paused = threading.Event(), threading.Event()
         self.on_line: Callable[[str], None] | None = None
         """Also told every line, for the run's log."""
 
@@ -71,6 +72,19 @@ class Ui:
             raise
         self._end(shower, done)
         self.say(f"ok {title} ({step.seconds:.1f} s)")
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Keep the live line off the screen while somebody is asked something in a step."""
+        if not self._live or self._quiet:
+            yield
+            return
+        self._pausing.set()
+        self._paused.wait(1.0)  # in vain outside of a step: nothing moves there
+        try:
+            yield
+        finally:
+            self._pausing.clear()
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -105,6 +119,13 @@ class Ui:
         with Status(Text(str(step)), console=console) as status:
             self._print = lambda line: console.print(Text(line))  # above the live line
             while not done.wait(0.1):
+                if self._pausing.is_set():
+                    status.stop()
+                    self._paused.set()
+                    while self._pausing.is_set():
+                        done.wait(0.1)
+                    self._paused.clear()
+                    status.start()
                 status.update(Text(str(step)))
         self._print = self._print_plainly
 

@@ -87,13 +87,18 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
     bench.write()
     refused = bench.run("up")
     assert refused.code == 2
-    assert "decode-1" in refused.err
+    assert "This will end decode-1, and what runs there." in refused.err
     assert "--yes" in refused.err
     assert set(bench.tags) == NODES | {"decode-1"}
     assert bench.run("up", "--yes").code == 0
     assert bench.tags == before
 
-    # On purpose, one node is made anew.
+    # On purpose, one node is made anew; a refusal is forgotten.
+    assert (
+        "This will replace decode-0, and what runs there."
+        in bench.run("up", "--replace", "decode-0").err
+    )
+    assert "terraform: nothing to do" in bench.run("plan").out
     replaced = bench.run("up", "--yes", "--replace", "decode-0")
     assert replaced.code == 0, replaced.err
     changed = {name for name, id_ in bench.tags.items() if before[name] != id_}

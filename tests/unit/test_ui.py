@@ -76,6 +76,23 @@ def test_a_note_stays_on_the_screen_and_in_the_log(*, tty: bool) -> None:
     assert "   + decode-0 (12 s)" in log
 
 
+def test_a_question_in_a_step_has_the_screen_for_itself() -> None:
+    screen = Screen(tty=True)
+    ui = Ui(err=screen)
+    with ui.step("make nodes"):
+        with ui.pause():
+            before = screen.getvalue()
+            threading.Event().wait(0.4)  # four turns of the live line
+            assert screen.getvalue() == before
+        ui.say("answered")
+    assert screen.lines[-1].endswith("ok make nodes (T)")
+
+
+def test_a_pause_outside_of_a_step_is_none() -> None:
+    with Ui(err=Screen()).pause():
+        pass
+
+
 def test_after_its_end_a_step_says_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvdeploy.ui.HEARTBEAT_S", 0.01)
     before = threading.active_count()

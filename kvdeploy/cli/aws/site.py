@@ -11,6 +11,7 @@ import click
 
 from kvdeploy.adapters.aws import statebucket
 from kvdeploy.adapters.terraform.client import Terraform
+from kvdeploy.adapters.terraform.events import short
 from kvdeploy.adapters.terraform.workdir import WorkDir, local_backend, s3_backend, state_key
 from kvdeploy.errors import AwsError, CheckError
 from kvdeploy.model.base import Change
@@ -22,7 +23,7 @@ from kvdeploy.stages.provision import INSTANCE, Site
 from kvdeploy.stages.teardown import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from kvdeploy.adapters.aws.session import Aws
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.record import Record
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
+    from kvdeploy.ui import Ui
 
 BESIDE_NODES: Final = 10
 """Terraform's usual number of operations at once; nodes come on top: they start together."""
@@ -152,14 +154,18 @@ def ask(question: str, *, yes: bool) -> None:
 class EndingMachines:
     """Consent of `up` before it ends machines that run."""
 
-    def __init__(self, *, yes: bool) -> None:
-        self._yes = yes
+    def __init__(self, ui: Ui, *, yes: bool, then: Callable[[], None]) -> None:
+        """`then` is done once nothing stands in the way any more."""
+        self._ui, self._yes, self._then = ui, yes, then
 
     def __call__(self, planned: Planned, strays: Sequence[Leftover]) -> None:
-        ending = [
-            *planned.of(INSTANCE, Action.DESTROY, Action.REPLACE),
-            *(describe(s) for s in strays if s.kind == "instance"),
-        ]
-        if ending:
-            count = "1 machine" if len(ending) == 1 else f"{len(ending)} machines"
-            ask(f"This ends {count} and what runs there: {', '.join(ending)}.", yes=self._yes)
+        named = {
+            f"{verb} {short(address).removeprefix('instance ')}"
+            for action, verb in ((Action.DESTROY, "end"), (Action.REPLACE, "replace"))
+            for address in planned.of(INSTANCE, action)
+        }
+        named |= {f"end {describe(s)}" for s in strays if s.kind == "instance"}
+        if named:
+            with self._ui.pause():
+                ask(f"This will {', '.join(sorted(named))}, and what runs there.", yes=self._yes)
+        self._then()

@@ -71,8 +71,8 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         for warning in (f for f in seen.findings if f.severity is Severity.WARNING):
             app.ui.say(describe(warning))
         identity = known or known_identity(spec, record, store, aws) or new_identity(seen.user)
-        record = _replacing(record, seen.nodes, wishes.replace)
         record = record.model_copy(update={"identity": identity})
+        wanted = _replacing(record, seen.nodes, wishes.replace)
         store.write(record)  # before anything is made: what carries this id is ours
         app.ui.say(cost_line(price(spec, seen.nodes, seen.facts)))
         site = site_of(
@@ -83,14 +83,13 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
             store=store,
             work=store.terraform,
             log=run.path / "terraform.log",
-            generations=record.generations,
+            generations=wanted.generations,
             reservation_id=seen.reservation_id,
         )
-        stage = ProvisionStage(
-            site, consent=EndingMachines(yes=wishes.yes), break_lock=wishes.break_lock
-        )
+        consent = EndingMachines(app.ui, yes=wishes.yes, then=lambda: store.write(wanted))
+        stage = ProvisionStage(site, consent=consent, break_lock=wishes.break_lock)
         try:
-            ran = pipeline.up((stage,), record, store=store, progress=app.ui)
+            ran = pipeline.up((stage,), wanted, store=store, progress=app.ui)
         except KvdeployError as e:
             _all_or_none(app, e, stage, wishes.on_error)
             raise
