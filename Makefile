@@ -32,10 +32,10 @@ types: $(VENV)/.developing
 unit: $(VENV)/.developing
 	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra
 
-# The real terraform and AWS provider against a double of AWS. Where they are not installed the
-# tests are skipped, and say so.
+# The real terraform and AWS provider against doubles of AWS, two at a time: they wait more than they
+# work. Where they are not installed the tests are skipped, and say so.
 infra: $(VENV)/.developing
-	$(BIN)/python -m pytest tests/infra --durations=0
+	$(BIN)/python -m pytest tests/infra --numprocesses 2 --dist worksteal --durations=0
 
 # checkov has a hundred packages of its own: they get their own environment.
 scan: $(VENV)-scan/.installed
