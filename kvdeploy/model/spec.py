@@ -282,6 +282,12 @@ class AwsSpec(Frozen):
         change=Change.REPLACE,
         pattern=r"^ami-[0-9a-f]+$",
     )
+    router_ami: str | None = knob(
+        None,
+        doc="ami-... of the router's node; default: the newest Ubuntu 24.04, then kept",
+        change=Change.REPLACE,
+        pattern=r"^ami-[0-9a-f]+$",
+    )
     root_volume_gib: int = knob(
         200,
         doc="root volume of a GPU node; weights go to its NVMe",

@@ -70,14 +70,20 @@ def image_unusable(case: Judged) -> Iterator[Finding]:
     facts = case.facts
     for path, role, name, image, missing in (
         ("aws.ami", "node", case.aws.ami, facts.image, facts.image_missing),
-        ("aws", "router", None, facts.router_image, facts.router_image_missing),
+        (
+            "aws.router_ami",
+            "router",
+            case.aws.router_ami,
+            facts.router_image,
+            facts.router_image_missing,
+        ),
     ):
         if missing:
             said = name or f"the image that {IMAGE_PARAMETERS[role]} names"
             yield error(
                 path,
                 f"{said} is not in {case.aws.region}, or not shared with this account",
-                "Images differ from region to region: name one of this region in aws.ami.",
+                f"Images differ from region to region: name one of this region in {path}.",
             )
         elif image is not None:
             yield from _image_findings(path, image)

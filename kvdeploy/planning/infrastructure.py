@@ -86,7 +86,7 @@ def build_variables(
             node.name: {"role": node.role, "generation": generations.get(node.name, 1)}
             for node in nodes
         },
-        "images": {"node_ami": aws.ami},
+        "images": {"node_ami": aws.ami, "router_ami": aws.router_ami},
     }
 
 

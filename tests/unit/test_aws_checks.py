@@ -478,10 +478,10 @@ CASES: list[Case] = [
         {"router_image": None, "router_image_missing": True},
         "image-unusable",
         ERROR,
-        "aws",
+        "aws.router_ami",
         "the image that /aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/"
         "ebs-gp3/ami-id names is not in us-west-2, or not shared with this account",
-        ELSEWHERE,
+        "Images differ from region to region: name one of this region in aws.router_ami.",
     ),
     (
         {},

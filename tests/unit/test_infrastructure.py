@@ -88,6 +88,7 @@ def test_the_variables_say_everything_the_file_says() -> None:
                 "network": {"egress": "none", "allowed_cidrs": ["10.0.0.0/8"]},
                 "access": {"method": "ssh", "ssh_cidrs": ["10.1.0.0/16"]},
                 "ami": "ami-0abc",
+                "router_ami": "ami-0def",
                 "tags": {"team": "ml"},
                 "ttl_hours": 6,
             },
@@ -102,6 +103,7 @@ def test_the_variables_say_everything_the_file_says() -> None:
     assert told["router_port"] == 9000
     assert told["model_bucket"] == {"bucket": "models", "prefix": "llama/70b/"}
     assert told["capacity"]["reservation_id"] == "cr-1"
+    assert told["images"] == {"node_ami": "ami-0abc", "router_ami": "ami-0def"}
     assert told["access"]["public_key"] == "ssh-ed25519 AAAA"
     assert told["network"]["egress"] == "none"
     assert told["roles"]["decode"] == {"instance_type": "p5.48xlarge", "root_volume_gib": 200}

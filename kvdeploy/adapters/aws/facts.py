@@ -154,7 +154,8 @@ def _about_network(aws: Aws, spec: AwsSpec) -> Questions:
 
 
 def _about_images(aws: Aws, spec: AwsSpec) -> Questions:
-    node, router = spec.ami or IMAGE_PARAMETERS["node"], IMAGE_PARAMETERS["router"]
+    node = spec.ami or IMAGE_PARAMETERS["node"]
+    router = spec.router_ami or IMAGE_PARAMETERS["router"]
     return {
         "the image of the GPU nodes": lambda: _or_missing("image", images.image(aws, node)),
         "the image of the router": lambda: _or_missing("router_image", images.image(aws, router)),
