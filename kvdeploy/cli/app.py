@@ -29,13 +29,13 @@ BUG: Final = 1
 
 COMMANDS: Final = {
     "init": "Write a commented cluster file.",
-    "check": "Say what is wrong with the cluster file or this machine. Touches nothing.",
+    "check": "Say what is wrong with the file, this machine or the AWS account. Touches nothing.",
     "plan": "Show what `up` would change, and what each changed field does. Changes nothing.",
     "up": "Bring the cluster up, or repair what does not hold, and prove one push a pair.",
     "status": "Show what runs, where, and how it is.",
     "smoke": "Prove that prefill pushes KV into decode and that the answers are right.",
     "logs": "Show what engines and router say.",
-    "down": "Stop everything and say what is left: nothing.",
+    "down": "Stop everything, on AWS destroy everything, and say what is left: nothing.",
     "doctor": "Show tools, versions, ports and memory: found and needed.",
 }
 """Each command and its one line of help; its module is kvdeploy.cli.<command>."""

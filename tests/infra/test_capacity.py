@@ -48,6 +48,7 @@ def test_a_capacity_block_has_no_placement_group_and_its_end_is_told(bench: Benc
     assert nodes["decode-0"] == ("capacity-block", block, None)
     assert nodes["router-0"] == (None, None, None)
     assert f"the Capacity Block is paid up front and ends at {SOON:%Y-%m-%d %H:%M} UTC" in said
+    assert f"its Capacity Block ends at {SOON:%Y-%m-%dT%H:%M} UTC" in bench.run("status").out
     assert "[reservation-not-active]" in said  # less than a day is left: a warning
 
 

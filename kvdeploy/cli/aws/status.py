@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvdeploy.adapters.aws import leftovers
+from kvdeploy.adapters.aws.capacity import reservations_of
 from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.cli.aws.costs import spent_document, spent_line
@@ -59,8 +60,20 @@ def observed(spec: ClusterSpec, section: AwsSpec, store: Store) -> dict[str, Any
         "missing": sorted(missing),
         "not_remembered": [one.model_dump() for one in unknown],
         "ends": ends.isoformat() if ends else None,
+        "capacity_block_ends": _block_end(aws, section) if alive else None,
         "cost": spent_document(seen, spec, aws, datetime.now(UTC)),
     }
+
+
+def _block_end(aws: Aws, section: AwsSpec) -> str | None:
+    """When the Capacity Block of the nodes ends."""
+    wanted = section.capacity
+    if wanted.kind != "capacity-block":
+        return None
+    found = reservations_of(
+        aws, reservation_id=wanted.reservation_id, tags=wanted.reservation_tags, held=frozenset()
+    )
+    return next((one.end.isoformat() for one in found if one.end), None)
 
 
 def _lines(document: dict[str, Any], section: AwsSpec) -> Iterator[str]:
@@ -90,6 +103,9 @@ def _lines(document: dict[str, Any], section: AwsSpec) -> Iterator[str]:
     columns = ("node", "state", "type", "instance", "address", "since (UTC)")
     show(columns, sorted(rows), colours=COLOURS)
     yield spent_line(document["cost"], section)
+    if document["capacity_block_ends"]:
+        end = document["capacity_block_ends"][:16]
+        yield f"its Capacity Block ends at {end} UTC; EC2 ends the nodes from half an hour before"
     if document["ends"]:
         over = datetime.fromisoformat(document["ends"]) < datetime.now(UTC)
         yield (
