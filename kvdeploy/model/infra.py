@@ -71,6 +71,8 @@ class NodeSeen(Stored):
     launched_at: datetime
     lifecycle: str = "on-demand"
     """on-demand, spot or capacity-block."""
+    generation: int = 1
+    """The number in its kvdeploy:generation tag."""
 
 
 class Leftover(Stored):

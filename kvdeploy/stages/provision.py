@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.terraform.client import Planned, Terraform
-    from kvdeploy.model.infra import Leftover
+    from kvdeploy.model.infra import ClusterIdentity, Leftover
     from kvdeploy.stages.base import Results, Step
 
 RUNNING: Final = "running"
@@ -158,6 +158,19 @@ class ProvisionStage:
             site.terraform.apply()
         left = [f for f in site.strays() if f.kind == "instance"]
         sweep(site.aws, left, clock=SystemClock(), on_detail=step.update)
+
+
+def generations_of(
+    aws: Aws, identity: ClusterIdentity | None, remembered: Mapping[str, int]
+) -> dict[str, int]:
+    """Generation of each node: as remembered here, or higher where its machine says so, which was
+    replaced from another checkout or by a run of which nothing is remembered.
+    """
+    found = dict(remembered)
+    for node in observe(aws, identity.id) if identity else ():
+        if node.state not in GONE:
+            found[node.node] = max(node.generation, found.get(node.node, 1))
+    return found
 
 
 def preview(site: Site, step: Step) -> tuple[Planned, Orphans]:

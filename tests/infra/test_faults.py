@@ -317,8 +317,9 @@ def test_a_second_run_is_refused_by_the_lock_in_s3_which_a_killed_one_leaves(
 
 def test_another_checkout_joins_the_cluster_by_its_state(shared: Bench) -> None:
     assert shared.run("up").code == 0
+    assert shared.run("up", "--yes", "--replace", "decode-0").code == 0
     before = shared.tags
     shared.store.dir.rename(shared.root / "elsewhere")
     joined = shared.run("up")
     assert joined.code == 0, joined.err
-    assert shared.tags == before
+    assert shared.tags == before  # the replaced one, too: its generation is read off its tag

@@ -115,6 +115,7 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
     assert bench.run("status").out == "demo: nothing runs in us-west-2\n"
 
 
+@pytest.mark.usefixtures("there")
 def test_what_is_on_disk_can_be_read_by_its_owner_alone_and_holds_no_secret(bench: Bench) -> None:
     assert bench.run("up").code == 0
     folder = bench.store.terraform
@@ -124,4 +125,3 @@ def test_what_is_on_disk_can_be_read_by_its_owner_alone_and_holds_no_secret(benc
     for path in bench.store.dir.rglob("*"):
         if path.is_file() and ".terraform" not in path.relative_to(bench.store.dir).parts:
             assert SECRET not in path.read_text(errors="replace"), path
-    assert bench.run("down", "--yes").code == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.aws.session import by_tag, filters, tags_of
 from kvdeploy.errors import AwsError
-from kvdeploy.model.infra import ID_TAG, NODE_TAG, ROLE_TAG, NodeSeen
+from kvdeploy.model.infra import GENERATION_TAG, ID_TAG, NODE_TAG, ROLE_TAG, NodeSeen
 from kvdeploy.polling import wait_for
 
 if TYPE_CHECKING:
@@ -75,4 +75,11 @@ def _seen(one: dict[str, Any]) -> NodeSeen:
         private_ip=one.get("PrivateIpAddress"),
         launched_at=launched.astimezone(UTC),
         lifecycle=lifecycle_of(one),
+        generation=_number(tags.get(GENERATION_TAG, "")),
     )
+
+
+def _number(generation: str) -> int:
+    """2-9f3c01ab -> 2; 1 for a tag that is none of ours."""
+    number = generation.partition("-")[0]
+    return int(number) if number.isdecimal() else 1

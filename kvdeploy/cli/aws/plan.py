@@ -22,7 +22,7 @@ from kvdeploy.model.reports import Severity
 from kvdeploy.planning.changes import compare
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
-from kvdeploy.stages.provision import preview
+from kvdeploy.stages.provision import generations_of, preview
 
 if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
@@ -55,7 +55,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
             store=store,
             work=Path(scratch),
             log=Path(scratch) / "terraform.log",
-            generations=record.generations,
+            generations=generations_of(aws, known, record.generations),
             reservation_id=seen.reservation_id,
         )
         try:

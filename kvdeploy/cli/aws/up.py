@@ -27,7 +27,7 @@ from kvdeploy.errors import AwsError, CheckError, KvdeployError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.reports import Severity
 from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
-from kvdeploy.stages.provision import ProvisionStage
+from kvdeploy.stages.provision import ProvisionStage, generations_of
 
 if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
@@ -71,7 +71,8 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         for warning in (f for f in seen.findings if f.severity is Severity.WARNING):
             app.ui.say(describe(warning))
         identity = known or known_identity(spec, record, store, aws) or new_identity(seen.user)
-        record = record.model_copy(update={"identity": identity})
+        generations = generations_of(aws, known, record.generations)
+        record = record.model_copy(update={"identity": identity, "generations": generations})
         wanted = _replacing(record, seen.nodes, wishes.replace)
         store.write(record)  # before anything is made: what carries this id is ours
         app.ui.say(cost_line(price(spec, seen.nodes, seen.facts)))
