@@ -105,12 +105,13 @@ def _compare(
             f"by {gap:.3f} only",
             **evidence,
         )
+    undecided = "" if gap is None else f", which it preferred by {gap:.3f}"
     return _failed(
         rung,
         subject,
-        f"token {step} is {have} where the reference has {want}: the KV cache that decode used "
-        "is not the prompt's. Usual causes: a part of the prefix was corrupted on the way, "
-        "prefill and decode loaded different weights, or their block sizes differ",
+        f"token {step} is {have} where the reference has {want}{undecided}: the KV cache that "
+        "decode used is not the prompt's. Usual causes: a part of the prefix was corrupted on the "
+        "way, prefill and decode loaded different weights, or their block sizes differ",
         **evidence,
     )
 

@@ -49,9 +49,9 @@ def test_equal_tokens_pass() -> None:
 def test_a_different_token_fails_and_says_what_it_usually_means() -> None:
     assert tokens(answer(1, 2, 3), answer(1, 9, 3)) == (
         Verdict.FAILED,
-        "token 1 is 9 where the reference has 2: the KV cache that decode used is not the "
-        "prompt's. Usual causes: a part of the prefix was corrupted on the way, prefill and "
-        "decode loaded different weights, or their block sizes differ",
+        "token 1 is 9 where the reference has 2, which it preferred by 2.000: the KV cache that "
+        "decode used is not the prompt's. Usual causes: a part of the prefix was corrupted on the "
+        "way, prefill and decode loaded different weights, or their block sizes differ",
     )
 
 
