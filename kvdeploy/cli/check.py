@@ -66,7 +66,7 @@ def _found(app: App, loaded: Loaded, allow: frozenset[str]) -> Sequence[Finding]
         if AWS_CREDENTIALS in allow:
             return look(spec, aws, None, LocalRunner(), root, allow=allow).findings
         with app.ui.step("ask AWS"):
-            known = identity_if_readable(spec, store, aws)
+            known = identity_if_readable(spec, store.read(target="aws"), store, aws)
             return look(spec, aws, known, LocalRunner(), root, allow=allow).findings
     return find_problems(spec, Processes(store.processes), LocalRunner(), root, allow=allow)
 

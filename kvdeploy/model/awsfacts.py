@@ -197,6 +197,13 @@ class AwsFacts:
     """Values of kvdeploy:id that are this cluster's own."""
     model: ModelFiles | None = None
     state_bucket: StateBucket | None = None
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """The one that is meant; None when none is, or when it is not clear which."""
+        found = self.reservations or ()
+        return found[0] if len(found) == 1 else None
+
     prices: Mapping[str, Price] = field(default_factory=dict)
     """Of instance types, spot and the rest: keys as in model/prices.py."""
 

@@ -23,6 +23,15 @@ ADDRESS_TAG: Final = f"{TAG}address"
 when the state that knew it is lost."""
 
 
+S3: Final = "s3://"
+
+
+def s3_place(uri: str) -> tuple[str, str]:
+    """Bucket and prefix of s3://BUCKET/KEY; the prefix ends with a slash, or is ''."""
+    bucket, _, key = uri.removeprefix(S3).partition("/")
+    return bucket, f"{key.rstrip('/')}/" if key.rstrip("/") else ""
+
+
 class Node(Stored):
     """One machine that the cluster wants."""
 

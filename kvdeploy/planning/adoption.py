@@ -72,7 +72,7 @@ def sort_orphans(
     for resource in found:
         child = CHILDREN.get((parents.get(resource.name, ""), resource.kind))
         address = child or decode_address(resource.address)
-        if not address or resource.id in known_ids or import_id(resource) in known_ids:
+        if not address or _is_known(resource, known_ids):
             continue
         if address in creates and address not in adopt:
             adopt[address] = resource
@@ -86,12 +86,12 @@ def sort_orphans(
 def strays(found: Iterable[Leftover], known_ids: Collection[str]) -> tuple[Leftover, ...]:
     """What Terraform made, and would not destroy because its state does not know it."""
     return tuple(
-        resource
-        for resource in found
-        if resource.address
-        and resource.id not in known_ids
-        and import_id(resource) not in known_ids
+        resource for resource in found if resource.address and not _is_known(resource, known_ids)
     )
+
+
+def _is_known(resource: Leftover, known_ids: Collection[str]) -> bool:
+    return resource.id in known_ids or import_id(resource) in known_ids
 
 
 def decode_address(tag: str) -> str:

@@ -39,9 +39,7 @@ class Judged:
     @property
     def reservation(self) -> Reservation | None:
         """The reservation that is meant; None when none is, or when it is not clear which."""
-        found = self.facts.reservations or ()
-        wanted = self.aws.capacity.kind in RESERVED
-        return found[0] if wanted and len(found) == 1 else None
+        return self.facts.reservation if self.aws.capacity.kind in RESERVED else None
 
     def vcpus(self, instance_type: str) -> int:
         """Of a type as AWS says, else as the catalog does; 0 when neither knows it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from kvdeploy.model.infra import S3, s3_place
 from kvdeploy.planning.nodes import nodes_of
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
     from kvdeploy.model.infra import ClusterIdentity
     from kvdeploy.model.spec import AwsSpec, ClusterSpec
-
-S3: Final = "s3://"
 
 BEFORE_NODES: Final = (
     "module.network",
@@ -101,8 +100,8 @@ def model_bucket(model_id: str) -> dict[str, str] | None:
     """Bucket and prefix of a model in S3; None for any other model."""
     if not model_id.startswith(S3):
         return None
-    bucket, _, prefix = model_id.removeprefix(S3).partition("/")
-    return {"bucket": bucket, "prefix": f"{prefix.strip('/')}/" if prefix.strip("/") else ""}
+    bucket, prefix = s3_place(model_id)
+    return {"bucket": bucket, "prefix": prefix}
 
 
 def _role(role: str, instance_type: str, aws: AwsSpec) -> dict[str, Any]:

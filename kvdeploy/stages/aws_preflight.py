@@ -58,8 +58,8 @@ class Preflight:
     @property
     def reservation_id(self) -> str | None:
         """Of the one reservation that aws.capacity means."""
-        found = self.facts.reservations if self.facts else None
-        return found[0].id if found and len(found) == 1 else None
+        found = self.facts.reservation if self.facts else None
+        return found.id if found else None
 
 
 def look(

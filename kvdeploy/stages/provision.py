@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvdeploy.adapters.aws import leftovers
 from kvdeploy.adapters.aws.nodes import observe, start
 from kvdeploy.adapters.aws.sweep import sweep
-from kvdeploy.adapters.terraform.events import short
+from kvdeploy.adapters.terraform.events import node_of, short
 from kvdeploy.errors import TerraformError
 from kvdeploy.model.infra import Action, ProvisionOutputs
 from kvdeploy.planning.adoption import Orphans, sort_orphans, strays
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvdeploy.adapters.aws.session import Aws
-    from kvdeploy.adapters.terraform.client import Planned, Terraform
+    from kvdeploy.adapters.terraform.client import Terraform
+    from kvdeploy.adapters.terraform.shown import Planned
     from kvdeploy.model.infra import ClusterIdentity, Leftover
     from kvdeploy.stages.base import Results, Step
 
@@ -87,7 +88,7 @@ class ProvisionStage:
 
     def alive(self) -> tuple[str, ...]:
         """Names of those nodes that this run asked for and EC2 has: after a failure, a part."""
-        asked = {short(address).removeprefix("instance ") for address in self.made}
+        asked = {node_of(address) for address in self.made}
         seen = observe(self._site.aws, self._site.cluster_id) if asked else ()
         return tuple(sorted({n.node for n in seen if n.state not in GONE} & asked))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvdeploy.model.catalog import INSTANCES
+from kvdeploy.planning.cost import GPU_NODE_IOPS, GPU_NODE_MBPS, ROUTER_VOLUME_GIB
 
 pytestmark = pytest.mark.real_process
 
@@ -54,6 +55,16 @@ def test_the_configuration_is_valid_and_its_own_tests_pass(environment: dict[str
     passed, failed = map(int, re.findall(r"(\d+) passed, (\d+) failed", said)[0])
     assert failed == 0
     assert passed >= 41
+
+
+def test_the_cost_knows_the_volumes_that_infra_makes() -> None:
+    text = (INFRA / "modules" / "nodes" / "main.tf").read_text()
+    (iops,) = re.findall(r"iops\s*=.*null : (\d+)", text)
+    (mbps,) = re.findall(r"throughput\s*=.*null : (\d+)", text)
+    assert (int(iops) - 3000, int(mbps) - 125) == (GPU_NODE_IOPS, GPU_NODE_MBPS)
+    root = (INFRA / "variables.tf").read_text()
+    (gib,) = re.findall(r"root_volume_gib\s*=\s*optional\(number, (\d+)\)", root)
+    assert int(gib) == ROUTER_VOLUME_GIB
 
 
 def test_no_file_says_where_this_machine_keeps_things() -> None:

@@ -9,6 +9,7 @@ from kvdeploy.adapters.aws.network import is_missing
 from kvdeploy.adapters.aws.refusals import is_refusal
 from kvdeploy.errors import AwsError
 from kvdeploy.model.awsfacts import ModelFiles, StateBucket
+from kvdeploy.model.infra import s3_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +29,7 @@ PUBLIC_BLOCKS: Final = {
 
 def s3_model(aws: Aws, uri: str) -> ModelFiles:
     """A model at s3://BUCKET/KEY: its config.json and the sum of its weights. Raises AwsError."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    prefix = f"{key.rstrip('/')}/" if key.rstrip("/") else ""
+    bucket, prefix = s3_place(uri)
     try:
         files = aws.all("s3:ListObjectsV2", "Contents", Bucket=bucket, Prefix=prefix)
         config = _config(aws, bucket, f"{prefix}config.json")

@@ -11,23 +11,18 @@ from python_terraform import Terraform as ArgvBuilder
 
 from kvdeploy.adapters.terraform.events import Heard, Listener, Mute
 from kvdeploy.adapters.terraform.failures import explain
+from kvdeploy.adapters.terraform.shown import read_plan, read_state
 from kvdeploy.errors import TerraformError, ToolError
-from kvdeploy.model.infra import (
-    GENERATION_TAG,
-    Action,
-    Drift,
-    ManagedResource,
-    ResourceChange,
-    ResourceDone,
-)
 from kvdeploy.model.outputs import leading_numbers
 from kvdeploy.proc import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from kvdeploy.adapters.terraform.shown import Planned
     from kvdeploy.adapters.terraform.workdir import WorkDir
+    from kvdeploy.model.infra import ManagedResource, ResourceChange, ResourceDone
     from kvdeploy.proc import Outcome, Runner
 
 Flag = str | bool | int | list[str] | type[IsFlagged] | None
@@ -59,25 +54,6 @@ LOCK_WAIT: Final = "20s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan file, and what it would do."""
-
-    changes: tuple[ResourceChange, ...]
-    drift: tuple[Drift, ...] = ()
-    outdated: tuple[str, ...] = ()
-    """Instances of an older generation than is wanted, which nothing in the plan replaces: the run
-    that was to replace them was killed in the middle."""
-    ids: frozenset[str] = frozenset()
-    """Of everything that the state knows."""
-    has_changes: bool = True
-    """Terraform's own word; outputs alone may change."""
-
-    def of(self, kind: str, *actions: Action) -> tuple[str, ...]:
-        """Addresses of one kind of resource that see one of the actions."""
-        return tuple(c.address for c in self.changes if c.kind == kind and c.action in actions)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Applied:
     """What an apply did."""
 
@@ -104,11 +80,11 @@ class Terraform:
         *,
         log: Path,
         parallelism: int = 10,
-        listener: Listener | None = None,
     ) -> None:
         self._runner, self.work, self.log = runner, work, log
         self._parallelism = parallelism
-        self.listener: Listener = listener or Mute()
+        self.listener: Listener = Mute()
+        """Told what goes on; whoever has a step under way puts its line here."""
 
     def init(self) -> None:
         """Get the provider and connect to the state.
@@ -137,13 +113,7 @@ class Terraform:
         """
         self._plan(targets, replace=replace, destroy=destroy, lock=lock)
         shown = json.loads(self._quiet("show", str(self.work.plan_file), json=IsFlagged).stdout)
-        return Planned(
-            changes=tuple(_changes(shown)),
-            drift=tuple(_drift(shown)),
-            outdated=tuple(_outdated(shown)),
-            ids=frozenset(_ids(shown)),
-            has_changes=bool(shown.get("applyable", True)),
-        )
+        return read_plan(shown)
 
     def plan_again(
         self, *, targets: Sequence[str] = (), replace: Sequence[str] = ()
@@ -199,9 +169,7 @@ class Terraform:
 
     def managed(self) -> tuple[ManagedResource, ...]:
         """Every resource that the state knows, without data sources."""
-        told = json.loads(self._quiet("show", json=IsFlagged).stdout)
-        root = told.get("values", {}).get("root_module", {})
-        return tuple(_managed(root))
+        return read_state(json.loads(self._quiet("show", json=IsFlagged).stdout))
 
     def untaint(self, address: str) -> None:
         """Take a resource as it is, although Terraform was interrupted while it made it."""
@@ -287,66 +255,3 @@ def find_version(runner: Runner) -> tuple[int, ...]:
 def foreign_env(names: Iterable[str]) -> tuple[str, ...]:
     """Those of the variables that Terraform is not to see."""
     return tuple(sorted(name for name in names if name.startswith(FOREIGN_ENV)))
-
-
-_ACTIONS: Final[Mapping[tuple[str, ...], Action]] = {
-    ("create",): Action.CREATE,
-    ("update",): Action.UPDATE,
-    ("delete",): Action.DESTROY,
-    ("delete", "create"): Action.REPLACE,
-    ("create", "delete"): Action.REPLACE,
-}
-
-
-def _changes(shown: Mapping[str, Any]) -> Iterator[ResourceChange]:
-    for found in shown.get("resource_changes", ()):
-        change = found["change"]
-        action = _ACTIONS.get(tuple(change["actions"]))
-        if change.get("importing") and action in {None, Action.UPDATE}:
-            action = Action.IMPORT
-        if action is not None:
-            yield ResourceChange(address=found["address"], kind=found["type"], action=action)
-
-
-def _drift(shown: Mapping[str, Any]) -> Iterator[Drift]:
-    """Instances whose state is not that of the last apply: a stopped node changes no plan."""
-    for found in shown.get("resource_drift", ()):
-        was, now = found["change"].get("before") or {}, found["change"].get("after") or {}
-        if found["type"] == "aws_instance":
-            before, after = was.get("instance_state"), now.get("instance_state", "gone")
-            if before and before != after:
-                yield Drift(
-                    address=found["address"], field="instance_state", was=before, now=str(after)
-                )
-
-
-def _ids(shown: Mapping[str, Any]) -> Iterator[str]:
-    for found in shown.get("resource_changes", ()):
-        was = found["change"].get("before") or {}
-        if found.get("mode") == "managed" and was.get("id"):
-            yield str(was["id"])
-
-
-def _outdated(shown: Mapping[str, Any]) -> Iterator[str]:
-    outputs = shown.get("planned_values", {}).get("outputs", {})
-    wanted = outputs.get("generations", {}).get("value", {})
-    for found in shown.get("resource_changes", ()):
-        change = found["change"]
-        if found["type"] != "aws_instance" or change["actions"] not in (["no-op"], ["update"]):
-            continue
-        is_now = ((change["before"] or {}).get("tags") or {}).get(GENERATION_TAG)
-        if is_now and is_now != wanted.get(found.get("index"), is_now):
-            yield found["address"]
-
-
-def _managed(module: Mapping[str, Any]) -> Iterator[ManagedResource]:
-    for found in module.get("resources", ()):
-        if found["mode"] == "managed":
-            yield ManagedResource(
-                address=found["address"],
-                kind=found["type"],
-                id=str(found["values"].get("id", "")),
-                tainted=bool(found.get("tainted")),
-            )
-    for child in module.get("child_modules", ()):
-        yield from _managed(child)

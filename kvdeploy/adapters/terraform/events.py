@@ -158,6 +158,11 @@ def _diagnostic(found: Mapping[str, Any]) -> Diagnostic:
     )
 
 
+def node_of(address: str) -> str:
+    """The node of an instance: module.nodes.aws_instance.this["decode-0"] -> decode-0."""
+    return short(address).removeprefix("instance ")
+
+
 def short(address: str) -> str:
     """module.nodes.aws_instance.this["decode-0"] -> instance decode-0."""
     last = re.sub(r"^(module\.[\w-]+(\[[^\]]*\])?\.)+", "", address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from kvdeploy.adapters.terraform.events import Diagnostic, Heard, short
+from kvdeploy.adapters.terraform.events import Diagnostic, Heard, node_of, short
 from kvdeploy.errors import (
     AwsError,
     KvdeployError,
@@ -95,7 +95,7 @@ def _no_capacity(heard: Heard, said: str, log: Path) -> TerraformError:
     where = f" in {zone[1]}" if zone else ""
     if "ReservationCapacityExceeded" in words:
         what, where = "", " in the reservation"
-    nodes = ", ".join(sorted(short(a).removeprefix("instance ") for a in heard.failed))
+    nodes = ", ".join(sorted(node_of(a) for a in heard.failed))
     there = f"AWS names {zones[1]} as having some." if zones else "AWS names no other zone."
     return TerraformError(
         f"there is no capacity{what}{where} now: could not launch {nodes or 'all nodes'}. {there}",

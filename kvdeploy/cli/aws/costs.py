@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 def price(spec: ClusterSpec, nodes: Sequence[Node], facts: AwsFacts | None) -> Cost:
     """What the cluster of the file would cost, at today's prices."""
-    reserved = facts.reservations if facts else None
     prices = facts.prices if facts else listed(aws_section(spec).region)
-    block = reserved[0] if reserved and len(reserved) == 1 else None
+    block = facts.reservation if facts else None
     ends = block.end if block and block.kind == "capacity-block" else None
     return cost_of(nodes, spec, prices, block_ends_at=ends)
 

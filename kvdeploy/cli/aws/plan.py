@@ -38,7 +38,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
     record = store.read(target="aws")
     refuse_moves(record, spec)
     with app.ui.step("check the account"):
-        known = identity_if_readable(spec, store, aws)
+        known = identity_if_readable(spec, record, store, aws)
         seen = look(spec, aws, known, runner, loaded.root, allow=allow)
     refuse(seen.findings, source=loaded.source)
     fields = compare(record.spec, spec) if record.spec and known else ()

@@ -11,7 +11,7 @@ import click
 
 from kvdeploy.adapters.aws import statebucket
 from kvdeploy.adapters.terraform.client import Terraform
-from kvdeploy.adapters.terraform.events import short
+from kvdeploy.adapters.terraform.events import node_of
 from kvdeploy.adapters.terraform.workdir import WorkDir, local_backend, s3_backend, state_key
 from kvdeploy.errors import AwsError, CheckError
 from kvdeploy.model.base import Change
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
-    from kvdeploy.adapters.terraform.client import Planned
+    from kvdeploy.adapters.terraform.shown import Planned
     from kvdeploy.model.infra import Leftover
     from kvdeploy.model.record import Record
     from kvdeploy.model.spec import ClusterSpec
@@ -58,12 +58,14 @@ def known_identity(
     return _identity_in(text) if text else None
 
 
-def identity_if_readable(spec: ClusterSpec, store: Store, aws: Aws) -> ClusterIdentity | None:
+def identity_if_readable(
+    spec: ClusterSpec, record: Record, store: Store, aws: Aws
+) -> ClusterIdentity | None:
     """The cluster's identity for commands that only look; None also when it cannot be read,
     which the checks then say.
     """
     with suppress(AwsError):
-        return known_identity(spec, store.read(target="aws"), store, aws)
+        return known_identity(spec, record, store, aws)
     return None
 
 
@@ -160,7 +162,7 @@ class EndingMachines:
 
     def __call__(self, planned: Planned, strays: Sequence[Leftover]) -> None:
         named = {
-            f"{verb} {short(address).removeprefix('instance ')}"
+            f"{verb} {node_of(address)}"
             for action, verb in ((Action.DESTROY, "end"), (Action.REPLACE, "replace"))
             for address in planned.of(INSTANCE, action)
         }

@@ -63,7 +63,7 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         record = begin(known_record, loaded)
         with app.ui.step("check the account") as step:
             step.update("asking AWS")
-            known = identity_if_readable(spec, store, aws)
+            known = identity_if_readable(spec, record, store, aws)
             if known is None and wishes.adopt is not None:
                 known = new_identity(aws.identity().user, id=_checked(wishes.adopt))
             seen = look(spec, aws, known, runner, loaded.root, allow=wishes.allow)
