@@ -45,6 +45,9 @@ class ModelOutputs(Stored):
     served_name: str
     config: dict[str, Any]
     """The model's config.json."""
+    dtype: str = "auto"
+    """What engines are told of it: the cluster file's word, but float32 for a model of ours on
+    CPUs when that word is auto (docs/decisions/0004)."""
 
 
 class FleetOutputs(Stored):

@@ -94,7 +94,7 @@ def build_engine(
         "served-model-name": model.served_name,
         "host": LOOPBACK,
         "port": place.port,
-        "dtype": spec.model.dtype,
+        "dtype": model.dtype,
         "seed": spec.model.seed,
         "max-model-len": spec.model.max_length,
         "block-size": spec.connector.block_size,

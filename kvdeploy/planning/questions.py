@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kvdeploy.planning.verdicts import CANDIDATES
+
 ANSWER_TOKENS: Final = 24
 WORDS: Final = (
     *("harbour", "lantern", "river", "copper", "winter", "orchard", "signal", "meadow"),
@@ -54,8 +56,8 @@ class Question:
         """The same for an engine that does all itself, asked for the odds of its choices too."""
         asked = self.body(model) | {"stream": False, "return_tokens_as_token_ids": True}
         if self.endpoint == "/v1/completions":
-            return asked | {"logprobs": 2}
-        return asked | {"logprobs": True, "top_logprobs": 2}
+            return asked | {"logprobs": CANDIDATES}
+        return asked | {"logprobs": True, "top_logprobs": CANDIDATES}
 
     def tokenize_body(self, model: str) -> dict[str, Any]:
         if self.endpoint == "/v1/completions":

@@ -166,11 +166,9 @@ def read_run(answer: http.Answer) -> TokenRun:
         choices = []
     if answer.status != 200 or not choices or (answer.events and answer.body is not None):
         return TokenRun(token_ids=(), text=answer.message, finish_reason="error")
-    gaps, runners_up = ((), ()) if answer.events else _odds(choices[0])
     return TokenRun(
         token_ids=tuple(t for c in choices for t in c.get("token_ids") or ()),
-        top2_gap=gaps,
-        runner_up_ids=runners_up,
+        odds=() if answer.events else _odds(choices[0]),
         finish_reason=next(
             (str(c["finish_reason"]) for c in reversed(choices) if c.get("finish_reason")), ""
         ),
@@ -183,8 +181,8 @@ def _text(choice: dict[str, Any]) -> str:
     return str((part.get("content") if part else choice.get("text")) or "")
 
 
-def _odds(choice: dict[str, Any]) -> tuple[tuple[float | None, ...], tuple[int | None, ...]]:
-    """For each token: by how much it beat the second, and which that was."""
+def _odds(choice: dict[str, Any]) -> tuple[dict[int, float], ...]:
+    """For each token: the log probabilities of the best ones."""
     logprobs = choice.get("logprobs") or {}
     if "content" in logprobs:  # chat
         steps = [
@@ -193,14 +191,10 @@ def _odds(choice: dict[str, Any]) -> tuple[tuple[float | None, ...], tuple[int |
         ]
     else:
         steps = [dict(step or {}) for step in logprobs.get("top_logprobs") or ()]
-    gaps: list[float | None] = []
-    runners_up: list[int | None] = []
-    for step in steps:
-        ranked = sorted(step.items(), key=lambda item: -item[1])[:2]
-        enough = len(ranked) == 2
-        gaps.append(ranked[0][1] - ranked[1][1] if enough else None)
-        runners_up.append(_id(ranked[1][0]) if enough else None)
-    return tuple(gaps), tuple(runners_up)
+    return tuple(
+        {number: odds for token, odds in step.items() if (number := _id(token)) is not None}
+        for step in steps
+    )
 
 
 def _id(token: str) -> int | None:

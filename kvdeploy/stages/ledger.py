@@ -34,7 +34,8 @@ def _geometry(model: ModelOutputs, dtype: str) -> KvGeometry:
 class Ledger:
     def __init__(self, spec: ClusterSpec, model: ModelOutputs) -> None:
         self.spec = spec
-        self.geometry = _geometry(model, spec.model.dtype)
+        self.geometry = _geometry(model, model.dtype)
+        self.near_tie = verdicts.near_tie(model.dtype)
         self.rungs: list[RungReport] = []
 
     @property
@@ -87,8 +88,6 @@ class Ledger:
     def judge_tokens(
         self, rung: str, subject: str, reference: TokenRun, answer: http.Answer
     ) -> None:
-        alone = rung not in ("tokens/prefix", "tokens/concurrent")
-        near_tie = verdicts.NEAR_TIE if alone else verdicts.NEAR_TIE_OTHER_SHAPE
         if answer.status != 200:
             message = f"the router answered {answer.status or 'nothing'}: {answer.message}"
             self.note(rung, subject, Verdict.FAILED, message)
@@ -101,7 +100,7 @@ class Ledger:
             got = read_run(answer)
             self.add(
                 verdicts.judge_tokens(
-                    rung, subject, reference=reference, got=got, near_tie=near_tie
+                    rung, subject, reference=reference, got=got, near_tie=self.near_tie
                 )
             )
 

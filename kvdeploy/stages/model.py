@@ -37,6 +37,7 @@ class ModelStage:
             "served_name": model.served_name,
             "dummy": model.load_format == "dummy",
             "python": results["runtime"]["python"],
+            "dtype": dtype_of(self._spec, results["runtime"]["device"]),
         }
 
     def holds(self, result: Mapping[str, Any]) -> bool:
@@ -67,7 +68,17 @@ class ModelStage:
             path=str(path),
             served_name=model.served_name or default_name(model.id),
             config=_read_config(path),
+            dtype=dtype_of(self._spec, results["runtime"]["device"]),
         ).model_dump()
+
+
+def dtype_of(spec: ClusterSpec, device: str) -> str:
+    """vLLM's --dtype: a built-in model is there to be compared token by token, and on CPUs
+    float32 makes ties of its logits as good as impossible.
+    """
+    model = spec.model
+    exact = model.dtype == "auto" and model.id.startswith(BUILTIN) and device == "cpu"
+    return "float32" if exact else model.dtype
 
 
 def local_path(model_id: str, root: Path) -> Path | None:

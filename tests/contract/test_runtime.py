@@ -286,6 +286,19 @@ def test_a_runtime_is_a_venv_then_pip_then_an_import(builder: Builder, cache: Pa
     assert runtime.is_whole(Path(python))
 
 
+def test_a_cpu_runtime_asks_for_the_matrix_tiles_at_its_start(builder: Builder) -> None:
+    build(builder)
+    (hook,) = builder.home.glob("lib/python3.*/site-packages/*.pth")
+    program = (
+        f"exec({hook.read_text()!r}); import ctypes; leave = ctypes.c_uint64();"
+        "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(leave)); print(leave.value)"
+    )
+    outcome = LocalRunner().run(Command(argv=(sys.executable, "-c", program)))
+    assert outcome.code == 0, outcome.stderr
+    if "amx_tile" in Path("/proc/cpuinfo").read_text():
+        assert int(outcome.stdout) & 1 << 18
+
+
 def test_a_whole_runtime_is_taken_as_it_is(builder: Builder) -> None:
     first = build(builder)
     builder.commands.clear()

@@ -27,8 +27,7 @@ def test_a_completion_with_its_odds() -> None:
     )
     assert read_run(answer) == TokenRun(
         token_ids=(7, 5),
-        top2_gap=(2.0, 0.25),
-        runner_up_ids=(9, 8),
+        odds=({7: -0.1, 9: -2.1}, {8: -1.5, 5: -1.25}),
         finish_reason="length",
         text="ab",
     )
@@ -51,21 +50,20 @@ def test_a_chat_answer_with_its_odds() -> None:
         logprobs={"content": content},
     )
     assert read_run(answer) == TokenRun(
-        token_ids=(7,), top2_gap=(0.5,), runner_up_ids=(9,), finish_reason="stop", text="a"
+        token_ids=(7,), odds=({7: -0.5, 9: -1.0},), finish_reason="stop", text="a"
     )
 
 
-@pytest.mark.parametrize(
-    "top", [{"token_id:7": -0.1}, {}, None], ids=["one candidate", "none", "null"]
-)
-def test_a_token_without_a_second_candidate_has_no_odds(top: dict[str, float] | None) -> None:
+@pytest.mark.parametrize("top", [{}, None], ids=["none", "null"])
+def test_a_token_without_candidates_has_no_odds(top: dict[str, float] | None) -> None:
     run = read_run(completion(token_ids=[7], logprobs={"top_logprobs": [top]}))
-    assert (run.top2_gap, run.runner_up_ids) == ((None,), (None,))
+    assert run.odds == ({},)
 
 
-def test_a_runner_up_that_is_a_word_has_no_id() -> None:
-    run = read_run(completion(token_ids=[7], logprobs={"top_logprobs": [{"a": -1, "b": -3}]}))
-    assert (run.top2_gap, run.runner_up_ids) == ((2,), (None,))
+def test_a_candidate_that_is_a_word_has_no_id() -> None:
+    top = {"token_id:7": -1.0, "b": -3.0}
+    run = read_run(completion(token_ids=[7], logprobs={"top_logprobs": [top]}))
+    assert run.odds == ({7: -1.0},)
 
 
 def test_without_odds_there_are_none() -> None:

@@ -54,9 +54,10 @@ def engine(
     device: Device = "cpu",
     place: EnginePlace = PLACE,
     env: dict[str, str] | None = None,
+    model: ModelOutputs = MODEL,
 ) -> LaunchSpec:
     slot = next(s for s in engine_slots(spec) if s.name == name)
-    return build_engine(spec, slot, place, runtime(device, **(env or {})), MODEL)
+    return build_engine(spec, slot, place, runtime(device, **(env or {})), model)
 
 
 def flags(launch: LaunchSpec) -> dict[str, str | None]:
@@ -340,7 +341,10 @@ def test_each_kind_of_value_has_its_form_on_the_command_line() -> None:
 
 
 def test_dummy_weights_are_asked_for() -> None:
-    built = engine(cluster(model={"load_format": "dummy", "seed": 7, "dtype": "bfloat16"}))
+    built = engine(
+        cluster(model={"load_format": "dummy", "seed": 7}),
+        model=MODEL.model_copy(update={"dtype": "bfloat16"}),
+    )
     given = flags(built)
     assert (given["--load-format"], given["--seed"], given["--dtype"]) == ("dummy", "7", "bfloat16")
 

@@ -122,8 +122,8 @@ def test_a_chat_body_has_messages_instead_of_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "odds"),
     [
-        ("/v1/completions", {"logprobs": 2}),
-        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"logprobs": 5}),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 5}),
     ],
 )
 def test_the_reference_is_asked_the_same_unstreamed_and_for_its_odds(

