@@ -73,7 +73,7 @@ class ModelStage:
 
 
 def dtype_of(spec: ClusterSpec, device: str) -> str:
-    """vLLM's --dtype: a built-in model is there to be compared token by token, and on CPUs
+    """The value of vLLM's --dtype: a built-in model is there to be compared token by token, and on CPUs
     float32 makes ties of its logits as good as impossible.
     """
     model = spec.model

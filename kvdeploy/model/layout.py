@@ -1,0 +1,31 @@
+"""Where things lie on a node. Playbooks are told these; nothing else writes them down."""
+
+from __future__ import annotations
+
+from typing import Final
+
+USER: Final = "kvdeploy"
+"""Runs engines and router."""
+ROOT: Final = "/opt/kvdeploy"
+RUNTIME: Final = f"{ROOT}/runtime"
+"""The engines' Python environment: a link to the one in use below ROOT/runtimes."""
+RUNTIME_PYTHON: Final = f"{RUNTIME}/bin/python"
+ROUTER: Final = f"{ROOT}/router"
+"""The router's Python environment: a link, as RUNTIME is."""
+ROUTER_PYTHON: Final = f"{ROUTER}/bin/python"
+DATA: Final = f"{ROOT}/data"
+"""On NVMe where the node has it: weights and caches."""
+MODELS: Final = f"{DATA}/models"
+CACHE: Final = f"{DATA}/cache"
+"""Home of the engines' user while they run: what they compile is kept from start to start."""
+PACKAGES: Final = f"{ROOT}/packages"
+"""kvdeploy's own code as zip files, for the router."""
+RUN: Final = "/run/kvdeploy"
+"""Holds NAME.generation of every process that runs."""
+ETC: Final = "/etc/kvdeploy"
+ROUTER_CONFIG: Final = f"{ETC}/router.json"
+API_KEYS: Final = f"{ETC}/api-keys"
+LIBFABRIC: Final = "/opt/amazon/efa/lib"
+"""Where the EFA installer puts libfabric (Debian and Ubuntu)."""
+IMAGE: Final = f"{ROOT}/image.json"
+"""In a machine that was made from an image of ours: which recipe the image was made by."""
