@@ -1,0 +1,191 @@
+"""A lab: some hosts on a bridge of their own, made in seconds and taken down to nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from kvdeploy.model.inventory import Connection, Inventory
+from kvdeploy.model.inventory import Host as Node
+from tests.hostlab import base, net
+from tests.hostlab import hardware as hw
+from tests.hostlab.guest import Host
+from tests.hostlab.machine import cut, remove
+from tests.hostlab.shell import LabError, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from kvdeploy.model.launch import Role
+    from tests.hostlab.net import Place
+
+__all__ = ["Host", "HostLab", "LabError"]
+
+
+class HostLab:
+    """Hosts below `root`, a folder of its own.
+
+    With `owned`, the lab ends with the process that made it: what that process leaves behind,
+    the next lab on this machine takes down. Without, it stays until somebody calls `down`.
+    """
+
+    def __init__(self, root: Path, distro: str = "bookworm", *, owned: bool = True) -> None:
+        self.root, self._distro, self._owned = root.resolve(), distro, owned
+        self._place: Place | None = None
+        self.hosts: tuple[Host, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    def up(
+        self,
+        names: Iterable[str],
+        hardware: str | Mapping[str, str] = "p5en",
+        binds: Mapping[Path, Path] | None = None,
+        image: Path | None = None,
+    ) -> tuple[Host, ...]:
+        """New hosts, all started and reachable by SSH; what lay below `root` is gone.
+
+        `hardware` is one kind for all, or a kind for each name. `binds` are folders of this
+        machine that the hosts see, read-only: outside -> inside. `image` is what Host.capture
+        took of another host: these then start from its disk.
+        """
+        wanted = tuple(names)
+        lower = (*((image,) if image else ()), base.ensure(self._distro))
+        self.down()
+        with net.locked():
+            for place in net.places():
+                if place.abandoned:
+                    demolish(place)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._place = place = net.take(self.root, owned=self._owned)
+        try:
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.root / "id")
+            self.hosts = tuple(
+                Host(place, name, index, binds or {}) for index, name in enumerate(wanted, 1)
+            )
+            kinds = {n: hardware if isinstance(hardware, str) else hardware[n] for n in wanted}
+            layers = {kind: self.root / "hardware" / kind for kind in set(kinds.values())}
+            for kind, layer in layers.items():
+                hw.build(layer, kind)
+            neighbours = {h.name: h.address for h in self.hosts} | {"labhost": place.gateway}
+            with ThreadPoolExecutor(8) as pool:
+
+                def make(host: Host) -> None:
+                    kind = kinds[host.name]
+                    host.prepare((layers[kind], *lower), neighbours, kind)
+                    net.connect(place, host.name, host._index)
+                    host.start()
+
+                list(pool.map(make, self.hosts))
+                list(pool.map(Host.wait, self.hosts))
+            self.known_hosts.write_text("".join(host.host_key for host in self.hosts))
+        except BaseException:
+            self.down()
+            raise
+        return self.hosts
+
+    def down(self) -> None:
+        """Nothing is left: no process, namespace, bridge, mount or cgroup, and no file."""
+        for place in net.places():
+            if place.root == self.root:
+                demolish(place)
+        for host in self.hosts:
+            host.reap()
+        for leftover in ("hosts", "hardware", "id", "id.pub", "known_hosts"):
+            path = self.root / leftover
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self._place, self.hosts = None, ()
+
+    # --- what it tells
+    def __getitem__(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    @property
+    def place(self) -> Place:
+        if self._place is None:
+            msg = "the lab is not up"
+            raise LabError(msg)
+        return self._place
+
+    @property
+    def gateway(self) -> str:
+        """This machine's address on the lab's bridge."""
+        return self.place.gateway
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.root / "known_hosts"
+
+    @property
+    def host_keys(self) -> str:
+        return self.known_hosts.read_text()
+
+    def connection(self) -> Connection:
+        return Connection(
+            user=base.USER,
+            private_key=str(self.root / "id"),
+            known_hosts=str(self.known_hosts),
+        )
+
+    def inventory(
+        self, roles: Mapping[str, Role], variables: Mapping[str, Any] | None = None
+    ) -> Inventory:
+        """Some hosts of the lab in their roles; `variables` are for all of them."""
+        nodes = tuple(
+            Node(name=name, role=role, address=self[name].address) for name, role in roles.items()
+        )
+        return Inventory(
+            hosts=nodes,
+            connection=self.connection(),
+            group_vars={"all": dict(variables or {})},
+        )
+
+    def ansible_inventory(
+        self, roles: Mapping[str, Role], variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The same for plain ansible-playbook, as JSON."""
+        groups: dict[str, Any] = {}
+        for name, role in roles.items():
+            groups.setdefault(role, {"hosts": {}})["hosts"][name] = {}
+        gpu: dict[str, Any] = {role: {} for role in ("prefill", "decode") if role in groups}
+        known = f"-o UserKnownHostsFile={self.known_hosts} -o StrictHostKeyChecking=yes"
+        everything = {
+            "hosts": {name: {"ansible_host": self[name].address} for name in roles},
+            "vars": {
+                "ansible_user": base.USER,
+                "ansible_ssh_private_key_file": str(self.root / "id"),
+                "ansible_ssh_common_args": known,
+                "ansible_python_interpreter": "/usr/bin/python3",
+                **(variables or {}),
+            },
+            "children": {**groups, "gpu": {"children": gpu}},
+        }
+        return json.dumps({"all": everything}, indent=1)
+
+
+def demolish(place: Place) -> None:
+    """Take a lab down from what is written about it; its maker may be long dead."""
+    for cgroup in net.cgroups().glob(f"{place.bridge}-*"):
+        cut(cgroup)
+    folders = place.root / "hosts"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(remove, folders.iterdir() if folders.is_dir() else ()))
+    net.disconnect(place)
+    net.give_back(place)
