@@ -10,7 +10,7 @@ import json
 import pathlib
 import sys
 
-SHAPE = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
+SHAPE = ["*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
 
 
 def main() -> None:

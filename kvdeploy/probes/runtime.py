@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import sys
+from types import ModuleType
 
 
 def quick() -> dict[str, object]:
@@ -33,12 +34,24 @@ def full() -> dict[str, object]:
     torch = importlib.import_module("torch")
     found["torch"] = torch.__version__
     found["cuda"] = bool(torch.cuda.is_available())
+    found["gpus"] = torch.cuda.device_count() if found["cuda"] else 0
+    if not found["cuda"]:
+        found["cuda_error"] = why_no_gpu(torch)
     importlib.import_module("nixl._api")
     factory = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
     found["connectors"] = sorted(
         name for name in factory.KVConnectorFactory._registry if name.startswith("Nixl")
     )
     return found
+
+
+def why_no_gpu(torch: ModuleType) -> str:
+    """What CUDA says when it is started by hand; is_available alone swallows it."""
+    try:
+        torch.cuda.init()
+    except Exception as e:  # noqa: BLE001  # whatever it is, it is the reason
+        return str(e).strip().splitlines()[0]
+    return ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model hub on loopback that knows one model and remembers what it was asked."""
+"""A model hub that knows one model and remembers what it was asked, and with which tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ COMMIT = "0" * 40
 class Hub:
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
 
 
 @contextmanager
-def run_hub(model_id: str, folder: Path) -> Iterator[Hub]:
+def run_hub(model_id: str, folder: Path, address: str = "127.0.0.1") -> Iterator[Hub]:
     """Serve the files of `folder` as `model_id`, in the words of the hub's HTTP interface."""
     hub = Hub()
     files = sorted(folder.iterdir())
@@ -39,6 +40,7 @@ def run_hub(model_id: str, folder: Path) -> Iterator[Hub]:
         def _answer(self, *, with_body: bool) -> None:
             path = self.path.split("?")[0]
             hub.asked.append(f"{self.command} {path}")
+            hub.tokens.add(self.headers.get("Authorization", "").removeprefix("Bearer "))
             found = self._find(path)
             self.send_response(200 if found is not None else 404)
             if found is None:
@@ -58,8 +60,8 @@ def run_hub(model_id: str, folder: Path) -> Iterator[Hub]:
                     for p in files
                 ]
                 return json.dumps(tree).encode()
-            if path.startswith(f"/api/models/{model_id}/"):
-                siblings = [{"rfilename": p.name} for p in files]
+            if f"{path}/".startswith(f"/api/models/{model_id}/"):
+                siblings = [{"rfilename": p.name, **_metadata(p)} for p in files]
                 return json.dumps({"id": model_id, "sha": COMMIT, "siblings": siblings}).encode()
             file = folder / path.rpartition("/")[2]
             if path == f"/{model_id}/resolve/{COMMIT}/{file.name}" and file.exists():
@@ -69,8 +71,19 @@ def run_hub(model_id: str, folder: Path) -> Iterator[Hub]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        hub.url = f"http://{address}:{server.server_address[1]}"
         yield hub
         server.shutdown()
+
+
+def _metadata(path: Path) -> dict[str, object]:
+    """What the hub tells of a file's content: git's hash, and SHA-256 where it is large."""
+    content = path.read_bytes()
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    told: dict[str, object] = {"size": len(content), "blobId": blob}
+    if path.suffix == ".safetensors":
+        sha256 = hashlib.sha256(content).hexdigest()
+        told["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+    return told
