@@ -1,1 +1,1 @@
-"""The lock files of the engines' runtimes, one a device. Data, no code."""
+"""The lock files of the engines' runtimes, one a device, and of the router. Data, no code."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvdeploy.model.catalog import CONNECTORS, CPU_KV_CACHE_GIB, VLLM_PREFERRED
 from kvdeploy.model.launch import GENERATION, LaunchSpec, Readiness
 from kvdeploy.model.routing import Deadlines, Engine, RouterConfig
+from kvdeploy.planning.environment import build_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,12 @@ class EnginePlace:
     port: int
     side_channel_port: int
     """Of rank 0; data parallel rank r takes the port plus r."""
+    host: str = LOOPBACK
+    """The one address that it listens on, and that peers and router reach it by."""
+    interface: str = "lo"
+    """Network interface of `host`: a CPU engine's UCX keeps to it."""
+    efa: bool = False
+    """Whether EFA devices carry its KV blocks."""
     cpus: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
 
@@ -89,10 +96,11 @@ def build_engine(
 ) -> LaunchSpec:
     """Argv, environment and readiness of one vLLM server."""
     fleet, cpu = slot.fleet, runtime.device == "cpu"
+    backend = backend_of(spec, place)
     args: dict[str, EngineArg] = {
         "model": model.path,
         "served-model-name": model.served_name,
-        "host": LOOPBACK,
+        "host": place.host,
         "port": place.port,
         "dtype": model.dtype,
         "seed": spec.model.seed,
@@ -101,7 +109,7 @@ def build_engine(
         "tensor-parallel-size": fleet.tensor_parallel,
         "data-parallel-size": fleet.data_parallel,
         "disable-uvicorn-access-log": True,
-        "kv-transfer-config": _connector(spec, slot, runtime.device),
+        "kv-transfer-config": _connector(spec, slot, runtime.device, backend),
     }
     if spec.model.load_format != "auto":
         args["load-format"] = spec.model.load_format
@@ -122,11 +130,12 @@ def build_engine(
         name=slot.name,
         role="prefill" if slot.role == "prefill" else "decode",
         argv=(runtime.python, *SERVER, *render_args(args)),
-        env=_environment(spec, place, cpu=cpu) | runtime.env | fleet.env,
+        env=build_environment(spec, place, cpu=cpu, backend=backend) | runtime.env | fleet.env,
         ports=(place.port, *side_channels),
+        host=place.host,
         cpus=place.cpus if cpu else (),
         ready=Readiness(
-            url=f"http://{LOOPBACK}:{place.port}/health",
+            url=f"http://{place.host}:{place.port}/health",
             timeout_s=spec.runtime.start_timeout_s,
         ),
     )
@@ -157,10 +166,19 @@ def cpu_kv_cache_gib(fleet: FleetSpec) -> float:
     return fleet.kv_cache_gib or CPU_KV_CACHE_GIB
 
 
-def _connector(spec: ClusterSpec, slot: EngineSlot, device: str) -> dict[str, Any]:
-    extra: dict[str, Any] = {"kv_lease_duration": spec.connector.lease_s}
+def backend_of(spec: ClusterSpec, place: EnginePlace) -> str | None:
+    """NIXL's backend; None leaves it to vLLM, whose own choice is UCX."""
     if spec.connector.backend != "auto":
-        extra["backends"] = [spec.connector.backend]
+        return spec.connector.backend
+    return "LIBFABRIC" if place.efa else None
+
+
+def _connector(
+    spec: ClusterSpec, slot: EngineSlot, device: str, backend: str | None
+) -> dict[str, Any]:
+    extra: dict[str, Any] = {"kv_lease_duration": spec.connector.lease_s}
+    if backend is not None:
+        extra["backends"] = [backend]
     return {
         "kv_connector": CONNECTORS[spec.connector.mode],
         "kv_role": "kv_producer" if slot.role == "prefill" else "kv_consumer",
@@ -174,33 +192,6 @@ def _connector(spec: ClusterSpec, slot: EngineSlot, device: str) -> dict[str, An
 def engine_id(cluster: str, name: str) -> str:
     """The id peers know an engine by, a place in it for the generation of its start."""
     return f"{cluster}.{name}.{GENERATION}"
-
-
-def _environment(spec: ClusterSpec, place: EnginePlace, *, cpu: bool) -> dict[str, str]:
-    env = {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(place.side_channel_port),
-        # The router foretells prefill's request id, so that decode's heartbeats renew its lease.
-        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(spec.runtime.start_timeout_s)),
-        # The router closes idle connections, never the engine: an engine that stood still for
-        # over 5 s would else throw away a request that waits on a connection it then closes.
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    if cpu:
-        return env | {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, place.cpus)),
-            "OMP_NUM_THREADS": str(len(place.cpus)),
-            # Without it the first request compiles for 5-20 s, --enforce-eager or not.
-            "TORCHDYNAMO_DISABLE": "1",
-            "UCX_TLS": "tcp",
-            "UCX_NET_DEVICES": "lo",
-        }
-    return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, place.gpus))}
 
 
 def _flag(name: str) -> str:

@@ -40,8 +40,12 @@ def nodes_needed(fleet: FleetSpec, *, gpus_a_node: int) -> int:
     """Nodes that the engines of one role fill."""
     if fleet.nodes_per_instance > 1:
         return fleet.count * fleet.nodes_per_instance
-    fit = max(1, gpus_a_node // (fleet.tensor_parallel * fleet.data_parallel))
-    return ceil(fleet.count / fit)
+    return ceil(fleet.count / engines_a_node(fleet, gpus_a_node=gpus_a_node))
+
+
+def engines_a_node(fleet: FleetSpec, *, gpus_a_node: int) -> int:
+    """Engines of one role that share a node."""
+    return max(1, gpus_a_node // (fleet.tensor_parallel * fleet.data_parallel))
 
 
 def gpus_of(instance_type: str) -> int:
