@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 KV     := $(BIN)/kvdeploy
+# Ansible's programs look for each other on PATH, and keep their files out of the home folder.
+ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan e2e bench bench-aws clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-nodes clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -16,7 +18,7 @@ demo: $(VENV)/.installed
 	  $(BIN)/python examples/stream.py 'The harbour lights went out one by one'; \
 	  $(KV) smoke
 
-test: check infra scan e2e
+test: check infra scan hosts molecule e2e
 
 check: lint types unit
 
@@ -25,12 +27,15 @@ lint: $(VENV)/.developing
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict examples
+	$(BIN)/yamllint --strict --config-file playbooks/.yamllint playbooks tests/playbooks images
+	cd playbooks && $(ANSIBLE) ansible-lint --offline
+	cd playbooks && $(ANSIBLE) ansible-lint --offline ../images/reach.yml ../images/seal.yml
 
 types: $(VENV)/.developing
 	$(BIN)/mypy
 
 unit: $(VENV)/.developing
-	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra
+	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra --ignore tests/playbooks
 
 # The real terraform and AWS provider against doubles of AWS, two at a time: they wait more than they
 # work. Where they are not installed the tests are skipped, and say so.
@@ -41,6 +46,17 @@ infra: $(VENV)/.developing
 scan: $(VENV)-scan/.installed
 	$(VENV)-scan/bin/checkov --directory infra --framework terraform --skip-download --quiet --compact
 
+# Playbooks on hosts with a real systemd, which are made here: wants root and Debian's systemd-container,
+# mmdebstrap, dpkg-dev, gnupg and iproute2. Without them the tests are skipped, and say so.
+hosts-base: $(VENV)/.developing
+	$(BIN)/python -m tests.hostlab bootstrap
+
+hosts: $(VENV)/.developing
+	$(BIN)/python -m pytest tests/playbooks --durations=0
+
+molecule: $(VENV)/.developing
+	cd tests/playbooks && $(ANSIBLE) molecule test --all
+
 # Real vLLM engines on this machine. The first run builds their runtime (2 GB).
 e2e: $(VENV)/.developing
 	$(BIN)/python -m pytest tests/e2e --durations=0
@@ -50,6 +66,9 @@ bench: $(VENV)/.developing
 
 bench-aws: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.aws
+
+bench-nodes: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.nodes
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "smoke": "Prove that prefill pushes KV into decode and that the answers are right.",
     "logs": "Show what engines and router say.",
     "down": "Stop everything, on AWS destroy everything, and say what is left: nothing.",
+    "image": "Make an image from which GPU nodes start ready (aws).",
     "doctor": "Show tools, versions, ports and memory: found and needed.",
 }
 """Each command and its one line of help; its module is kvdeploy.cli.<command>."""

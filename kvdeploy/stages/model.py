@@ -73,8 +73,8 @@ class ModelStage:
 
 
 def dtype_of(spec: ClusterSpec, device: str) -> str:
-    """The value of vLLM's --dtype: a built-in model is there to be compared token by token, and on CPUs
-    float32 makes ties of its logits as good as impossible.
+    """What vLLM's --dtype is told: a built-in model is there to be compared token by token, and on
+    CPUs float32 makes ties of its logits as good as impossible.
     """
     model = spec.model
     exact = model.dtype == "auto" and model.id.startswith(BUILTIN) and device == "cpu"

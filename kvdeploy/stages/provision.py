@@ -215,8 +215,9 @@ def _planned(site: Site, step: Step, *, lock: bool = True) -> Planned:
 
 
 def _start_stopped(site: Site, step: Step) -> None:
-    """Machines that stopped by themselves: a plan says nothing about them, and they do no work."""
-    stopped = [n for n in observe(site.aws, site.cluster_id) if n.state in STOPPED]
+    """Nodes that stopped by themselves: a plan says nothing about them, and they do no work."""
+    seen, nodes = observe(site.aws, site.cluster_id), site.variables["nodes"]
+    stopped = [n for n in seen if n.state in STOPPED and n.node in nodes]
     if stopped:
         step.update(f"starting {', '.join(n.node for n in stopped)}")
         start(site.aws, stopped, clock=SystemClock())

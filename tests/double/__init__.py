@@ -19,6 +19,7 @@ It refuses what it was not told: an action or a filter that it does not know is 
 | catalog | facts of instance types, quotas and zones |
 | filters | EC2's filters, and which kinds have which |
 | describe, launch, network | the EC2 actions that moto gets wrong |
+| imaging | images taken of instances |
 | allowance, interfaces, lifecycle | what a launch may have, and its steps |
 | placement, reservations, spot | the EC2 actions that moto lacks |
 | services | Service Quotas and the Price List |

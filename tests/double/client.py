@@ -213,7 +213,7 @@ class Double:
             raise DoubleError(msg) from None
 
     def tell(self, **knobs: Any) -> None:
-        """Set knobs by name: boot_s, shutdown_s, nat_s, credentials_expired, identity,
+        """Set knobs by name: boot_s, shutdown_s, nat_s, image_s, credentials_expired, identity,
         placement_group_limit, capacity, latency, prices, spot_prices."""
         self.do("tell", **knobs)
 
@@ -406,6 +406,14 @@ class Double:
     def add_parameter(self, name: str, ami_name: str, *, owner_id: str = AMAZON) -> str:
         """An image under that SSM parameter, newer than what it names now; the image's id."""
         return str(self.do("add_parameter", name=name, ami_name=ami_name, owner_id=owner_id))
+
+    def slow_image(self, seconds: float) -> None:
+        """From CreateImage until "available"."""
+        self.tell(image_s=seconds)
+
+    def fail_image(self, image_id: str, message: str) -> None:
+        """EC2 gives it up."""
+        self.do("fail_image", image_id=image_id, message=message)
 
     def remove_image(self, image_id: str) -> None:
         self.do("remove_image", image_id=image_id)

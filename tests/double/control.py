@@ -15,6 +15,7 @@ from moto.s3.models import s3_backends
 from tests.double import images
 from tests.double.describe import existing
 from tests.double.errors import DEFECT, NOT_IMPLEMENTED, Answer
+from tests.double.imaging import fail
 from tests.double.lifecycle import terminate as end_instance
 from tests.double.network import release
 from tests.double.placement import find_group, group_arn
@@ -29,6 +30,7 @@ PLAIN_KNOBS = frozenset(
         "boot_s",
         "shutdown_s",
         "nat_s",
+        "image_s",
         "credentials_expired",
         "identity",
         "placement_group_limit",
@@ -182,6 +184,9 @@ class Control:
     def add_parameter(self, name: str, ami_name: str, owner_id: str) -> str:
         alias = "amazon" if owner_id == images.AMAZON else None
         return images.add_image(self._region, images.Image(name, ami_name, owner_id, alias))
+
+    def fail_image(self, image_id: str, message: str) -> None:
+        fail(self._ec2.amis[image_id], message)
 
     def remove_image(self, image_id: str) -> None:
         del self._ec2.amis[image_id]

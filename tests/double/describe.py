@@ -11,7 +11,7 @@ from moto.ec2.responses import EC2Response
 
 from tests.double.errors import refuse, refuse_unknown
 from tests.double.filters import FILTERED_BY_MOTO, INSTANCE, KINDS, select
-from tests.double.world import WORLD
+from tests.double.world import ACCOUNT, WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +120,18 @@ def alive(backend: Any) -> list[Any]:
     return [i for i in backend.all_instances() if i.state not in {"terminated", "stopped"}]
 
 
+def owner_of(snapshot: Any) -> str:
+    """Of a snapshot: whose the image is that it was made for."""
+    image = snapshot.ec2_backend.amis.get(snapshot.from_ami)
+    return str(image.owner_id if image else snapshot.owner_id)
+
+
+def _is_own(snapshot: Any) -> bool:
+    """Not one of somebody else's image, or of one that was removed."""
+    asked = snapshot.from_ami is None or "CreateImage" in snapshot.description
+    return asked and owner_of(snapshot) == ACCOUNT
+
+
 def existing(backend: Any) -> list[tuple[str, str]]:
     """(kind, id) of everything that EC2 would still show in one region, without defaults."""
     own_vpcs = [vpc for vpc in backend.vpcs.values() if not vpc.is_default]
@@ -150,6 +162,8 @@ def existing(backend: Any) -> list[tuple[str, str]]:
         "elastic-ip": [a.allocation_id for a in backend.addresses if a.allocation_id],
         "placement-group": [g.id for g in WORLD.groups_in(backend.region_name)],
         "launch-template": list(backend.launch_templates),
+        "image": [ami.id for ami in backend.amis.values() if ami.owner_id == ACCOUNT],
+        "snapshot": [s.id for s in backend.snapshots.values() if _is_own(s)],
         "key-pair": [key.id for key in backend.key_pairs.values()],
         "capacity-reservation": [r.id for r in WORLD.reservations_in(backend.region_name)],
     }

@@ -173,6 +173,11 @@ KINDS: Final[Mapping[str, Kind]] = {
             attachment__status="attachment.status",
         ),
     ),
+    "DescribeSnapshots": Kind(
+        "Snapshots",
+        attribute("id"),
+        _reads(snapshot_id="id", volume_id="volume_id", status="status", owner_id="owner_id"),
+    ),
     "DescribeNetworkInterfaces": Kind(
         "NetworkInterfaces",
         attribute("id"),

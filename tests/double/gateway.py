@@ -28,6 +28,7 @@ from tests.double.errors import (
     refuse_unknown,
     render_error,
 )
+from tests.double.imaging import Imaging
 from tests.double.launch import Launching
 from tests.double.network import Networking
 from tests.double.placement import Placing
@@ -48,7 +49,7 @@ PRETENDED: Final = frozenset({"ssm:SendCommand", "ssm:StartSession"})
 """moto answers these with a success and does nothing."""
 
 
-class Ec2(Launching, Reserving, Placing, Networking, Spotting):
+class Ec2(Launching, Imaging, Reserving, Placing, Networking, Spotting):
     """The EC2 that answers in place of moto's."""
 
 

@@ -112,6 +112,8 @@ class World:
     """From TerminateInstances until "terminated"."""
     nat_s: float = 0.0
     """From DeleteNatGateway until "deleted"."""
+    image_s: float = 0.0
+    """From CreateImage until "available"."""
     credentials_expired: bool = False
     identity: str = IDENTITY
     placement_group_limit: int = 500

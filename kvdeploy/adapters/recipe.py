@@ -1,0 +1,71 @@
+"""The files that an image follows from: where they lie, and what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import kvdeploy
+from kvdeploy import locks, probes
+from kvdeploy.errors import ToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+NODES: Final = "nodes.yml"
+REACH: Final = "reach.yml"
+SEAL: Final = "seal.yml"
+OWN: Final = (REACH, SEAL, "seal.py")
+"""Of the folder images/; what nodes.yml does lies in playbooks/."""
+UNREAD: Final = frozenset({"README.md"})
+
+
+def images_source() -> Path:
+    """The folder images/: within an installed package, else beside it in a checkout.
+
+    Raises:
+        ToolError: neither is there.
+    """
+    package = Path(kvdeploy.__file__).parent
+    for place in (package / "images", package.parent / "images"):
+        if (place / SEAL).exists():
+            return place
+    msg = f"this installation of kvdeploy has no images/ beside {package}"
+    raise ToolError(msg, hint="Install it again: pip install --force-reinstall kvdeploy")
+
+
+def lock_file(name: str) -> Path:
+    """A lock file, e.g. 'cuda.txt'."""
+    return Path(str(resources.files(locks) / name))
+
+
+def probe_file() -> Path:
+    """The program that asks an environment what it can do."""
+    return Path(str(resources.files(probes) / "runtime.py"))
+
+
+def digests(playbooks: Path, images: Path, roles: Iterable[str]) -> dict[str, str]:
+    """Name -> digest of every file that shapes a node: playbooks, roles, lock and probe.
+
+    Caches, hidden files and what only people read do not count.
+    """
+    found = {f"images/{name}": _digest(images / name) for name in OWN}
+    found[NODES] = _digest(playbooks / NODES)
+    for role in roles:
+        for path in _files(playbooks / "roles" / role):
+            found[path.relative_to(playbooks).as_posix()] = _digest(path)
+    return found | {"cuda.txt": _digest(lock_file("cuda.txt")), "probe": _digest(probe_file())}
+
+
+def _files(top: Path) -> Iterator[Path]:
+    for path in sorted(top.rglob("*")):
+        parts = path.relative_to(top).parts
+        hidden = any(part.startswith((".", "__pycache__")) for part in parts)
+        if path.is_file() and not hidden and path.name not in UNREAD:
+            yield path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
