@@ -7,5 +7,5 @@ set -eu
   exit 2
 }
 launcher=$(dirname "$(readlink -f "$0")")/launcher.py
-python3 -I "$launcher" ports "$1"
+python3 -I "$launcher" check "$1"
 exec python3 -I "$launcher" exec "$1"

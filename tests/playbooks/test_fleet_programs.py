@@ -220,7 +220,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
 @needs_root
 def test_files_are_written_once_and_again_only_when_they_differ(tmp_path: Path) -> None:
     folder, file = tmp_path / "etc", tmp_path / "etc/x.env"
-    asked: dict[str, Any] = {"folders": [entry(folder, mode="0750")], "files": [entry(file, text="a=é\n")]}
+    asked: dict[str, Any] = {
+        "folders": [entry(folder, mode="0750")],
+        "files": [entry(file, text="a=é\n")],
+    }
     assert apply(tmp_path, check=True, **asked) == {"changed": [str(folder), str(file)]}
     assert not folder.exists()
     assert apply(tmp_path, **asked) == {"changed": [str(folder), str(file)]}

@@ -1,5 +1,5 @@
-"""The real vLLM and NIXL under the real units: prefill on one host, decode on another, the router on
-a third, KV pushed over the bridge between them, and kvdeploy's own proof as the judge.
+"""The real vLLM and NIXL under the real units: prefill on one host, decode on another, the router
+on a third, KV pushed over the bridge between them, and kvdeploy's own proof as the judge.
 """
 
 from __future__ import annotations

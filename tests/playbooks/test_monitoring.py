@@ -258,6 +258,7 @@ def test_targets_change_without_a_restart_and_what_a_killed_run_left_is_made_goo
     before = float(bench.ask(read)[0][0]["value"][1])
     # As after a run that was killed when it had written, and had not yet restarted or reloaded.
     bench.gpu.must("touch", "/etc/systemd/system/prometheus-node-exporter.service.d/kvdeploy.conf")
+    bench.gpu.must("systemctl", "daemon-reload")
     bench.router.must("touch", "/etc/prometheus/kvdeploy/rules.yml")
     bench.variables["monitoring_engines"] = bench.variables["monitoring_engines"][:1]
     bench.password = "another-secret-of-grafana"

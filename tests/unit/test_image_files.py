@@ -173,6 +173,7 @@ def described(tmp_path: Path, port: int) -> str:
     document = {
         "name": "decode-0",
         "argv": [sys.executable, "-c", program, "demo.@generation@"],
+        "needs": [],
         "ports": [port],
         "host": "127.0.0.1",
         "cpus": [],
