@@ -82,7 +82,7 @@ class _Made:
 
 
 def build(plan: ImagePlan, plays: Plays, *, progress: Progress, clock: Clock) -> NodeImage:
-    """Make the image. Takes most of an hour, and the builder's price of it.
+    """Make the image. Takes long, and costs what the builder costs meanwhile.
 
     Raises:
         AwsError: EC2 refuses or fails; or the builder could not be ended, and bills.

@@ -66,12 +66,12 @@ def node(tmp_path: Path) -> Node:
 
 
 @contextmanager
-def listening(*, answers: bool) -> Iterator[int]:
-    """A port that is taken; with `answers`, by a server that says 200."""
+def listening(status: int = 200) -> Iterator[int]:
+    """A port that is taken, by a server that answers so."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if answers else 503)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -126,7 +126,7 @@ def test_an_interpreter_that_is_missing_is_named(node: Node) -> None:
 
 # --- before ----------------------------------------------------------------------------------
 def test_a_taken_port_is_told_with_who_has_it(node: Node) -> None:
-    with listening(answers=True) as port:
+    with listening() as port:
         node.spec["ports"] = [port]
         ran = node.launch("check")
     name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
@@ -166,14 +166,15 @@ def test_a_good_check_forgets_why_the_last_start_failed(node: Node) -> None:
 
 # --- after -----------------------------------------------------------------------------------
 def test_ready_is_when_the_url_answers_200_whatever_proxy_is_set(node: Node) -> None:
-    with listening(answers=True) as port:
+    with listening() as port:
         node.spec["ready"]["url"] = f"http://127.0.0.1:{port}/health"
         ran = node.launch("wait", MAINPID=str(os.getpid()), http_proxy="http://127.0.0.1:1")
     assert (ran.returncode, ran.stdout) == (0, "decode-0: ready\n")
 
 
-def test_another_answer_is_not_ready_and_the_wait_ends(node: Node) -> None:
-    with listening(answers=False) as port:
+@pytest.mark.parametrize("status", [204, 404, 503])
+def test_another_answer_is_not_ready_and_the_wait_ends(node: Node, status: int) -> None:
+    with listening(status) as port:
         node.spec["ready"]["url"] = f"http://127.0.0.1:{port}/health"
         ran = node.launch("wait", MAINPID=str(os.getpid()))
     assert (ran.returncode, node.known("reason")) == (1, "was not ready within 2 s")

@@ -298,10 +298,11 @@ class Disks:
     def umount(self) -> None:
         subprocess.run(["umount", str(self.place)], check=False, capture_output=True)
 
-    def blank(self, number: int) -> None:
+    def blank(self, name: str) -> None:
         """As a disk comes back when its instance was stopped."""
-        with (self.folder / f"{number}.img").open("r+b") as file:
-            file.write(bytes(2**20))
+        disk = os.open(self.devices[name], os.O_WRONLY | os.O_EXCL)
+        os.write(disk, bytes(2**20))
+        os.close(disk)
 
     def detach(self) -> None:
         self.umount()
@@ -335,7 +336,7 @@ def test_a_disk_is_formatted_once_and_again_when_it_comes_back_blank(tmp_path: P
         one("mount", "root")
         assert (one.place / "weights").read_text() == "w"
         one.umount()
-        one.blank(1)
+        one.blank("nvme1n1")
         one("mount", "root")
         assert not (one.place / "weights").exists()
 

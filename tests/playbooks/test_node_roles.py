@@ -8,7 +8,9 @@ fails stops alone.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +63,7 @@ printf 'Package: half\\nVersion: 1\\nArchitecture: all\\nMaintainer: x <x@exampl
 printf 'Description: x\\n' >>/tmp/half/DEBIAN/control
 dpkg-deb --build /tmp/half /tmp/half.deb
 dpkg --unpack /tmp/half.deb
+: >/var/lib/dpkg/updates/0000
 """
 """What dpkg leaves when the power goes in the middle of an installation."""
 LEARNING_AMI: Final = """
@@ -152,7 +155,7 @@ class Bench:
             connection=self.served.lab.connection(),
             group_vars={"all": VARIABLES | self.served.variables},
         )
-        play = Play(playbook="nodes.yml", inventory=inventory, variables=variables, timeout_s=300)
+        play = Play(playbook="nodes.yml", inventory=inventory, variables=variables, timeout_s=900)
         outcome = Outcome()
         try:
             Ansible(log, self._playbooks).run(play)
@@ -234,6 +237,23 @@ def first(bench: Bench) -> Outcome:
 
 def sh(host: Host, script: str) -> str:
     return host.must("sh", "-c", script)
+
+
+def blank(image: Path) -> None:
+    """As a disk comes back when its instance was stopped; only once nothing has it mounted."""
+    argv = ["losetup", "--associated", str(image), "--output", "NAME", "--noheadings"]
+    loop = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+    def alone() -> int | None:
+        try:
+            return os.open(loop, os.O_WRONLY | os.O_EXCL)
+        except OSError:
+            return None
+
+    disk = wait_for(alone, timeout_s=30, interval_s=0.1)
+    assert disk is not None
+    os.write(disk, bytes(2**20))
+    os.close(disk)
 
 
 def installer_runs(host: Host) -> list[str]:
@@ -325,8 +345,7 @@ def test_a_machine_with_a_clock_of_its_own_asks_amazon_and_never_a_person(
 def second(bench: Bench, first: Outcome) -> Outcome:
     """Mended ones are done, done ones are left alone; the rest has something else that is wrong."""
     served = bench.served
-    with (bench["dies"].folder / "disks/nvme1n1.img").open("r+b") as disk:
-        disk.write(bytes(2**20))  # an instance that was stopped comes back with blank disks
+    blank(bench["dies"].folder / "disks/nvme1n1.img")
     bench["dies"].boot()
     bench["late"].must("touch", f"{DATA}/weights")
     bench["late"].kill()
