@@ -3,7 +3,7 @@
 Runs on the node as root, by its own Python (3.9 or newer), with the standard library alone:
 
     units.py look    < {user, needs, folder, environments, link}    what there is, what is missing
-    units.py apply   < {folders, files, stop, absent, enable, check}    files and units as asked
+    units.py apply   < {folders, files, stop, absent, enable, starts, check}    all of it as asked
     units.py start   < {files}     what does not run, or runs from something else than its FILE
     units.py verify  < {files, also}    what does not run as it should; what a URL answers
     units.py stop    < {pattern}   every unit of that name, for good; what runs all the same
@@ -63,7 +63,8 @@ def apply(asked: dict) -> dict:
     """Make folders, files and units so; nothing that is so already is touched.
 
     A run that was killed half-way is taken up by the next: files are whole or not there, and
-    systemd is always told of its units anew.
+    systemd is always told of its units anew. `stale` are the FILEs whose units are not ready, or
+    run from something else.
     """
     check, changed = asked["check"], []
     for unit in asked["stop"]:
@@ -87,7 +88,7 @@ def apply(asked: dict) -> dict:
             changed.append(f"{unit} enabled")
             if not check:
                 run("systemctl", "enable", unit)
-    return {"changed": changed}
+    return {"changed": changed, "stale": [f for f in asked["starts"] if check or not runs(load(f))]}
 
 
 def is_so(entry: dict) -> bool:

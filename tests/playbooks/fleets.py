@@ -77,6 +77,8 @@ class Fleet:
     """Changes of the cluster file."""
     env: dict[str, str] = field(default_factory=dict)
     """Of the runtime."""
+    env_of: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of one engine alone."""
     model: ModelOutputs = LOOKS_LIKE_ONE
     cores: dict[str, tuple[int, ...]] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
@@ -119,7 +121,14 @@ class Fleet:
     def plan(self) -> FleetPlan:
         runtime = node_runtime("cpu", (LOCKS / "cpu.txt").read_text(), self.env)
         package = self.site.files.router_package
-        return plan_fleet(self.cluster, self.machines, runtime, self.model, package)
+        plan = plan_fleet(self.cluster, self.machines, runtime, self.model, package)
+        engines = {
+            node: tuple(
+                e.model_copy(update={"env": e.env | self.env_of.get(e.name, {})}) for e in here
+            )
+            for node, here in plan.engines.items()
+        }
+        return plan.model_copy(update={"engines": engines})
 
     @property
     def inventory(self) -> Inventory:

@@ -169,47 +169,48 @@ def test_after_a_power_loss_all_of_it_comes_back_by_itself(fleet: Fleet) -> None
 
 
 # --- a change, and a failure beside it -----------------------------------------------------------
-def test_a_change_reaches_what_it_is_of_and_what_fails_is_told_by_its_last_words(
+def test_what_fails_is_told_by_its_last_words_and_keeps_nothing_else_from_its_change(
     fleet: Fleet,
 ) -> None:
-    """One run: prefill-1 is no longer asked for, decode-0 has another flag and a taken port."""
+    """decode-0 meets a taken port, prefill-1 ends at once, prefill-0 goes on."""
     prefill, decode, router = fleet.lab.hosts
     kept, kept_router = generation(prefill, "prefill-0"), generation(router, "router")
     taker = "import socket,time; s=socket.socket(); s.bind(('', 18600)); s.listen(); time.sleep(99)"
     decode.must("systemctl", "stop", UNIT.format("decode-0"))
     decode.must("systemd-run", "--unit=taker", "--quiet", "/usr/bin/python3", "-c", taker)
-    engines = {**ENGINES, "prefill": ENGINES["prefill"] | {"count": 1}}
-    engines["decode"] = {"engine_args": {"max-num-seqs": 4}}
-    changed = fleet.but(spec=fleet.spec | {"fleet": engines})
+    broken = fleet.but(env_of={"prefill-1": {"STANDIN_EXIT": "no memory left"}})
     with pytest.raises(PlaybookError) as failed:
-        changed.run("fleet.yml")
-    assert "decode-0: decode-0 cannot start: port 18600 is taken by python3 (pid " in (
-        failed.value.message
-    )
-    assert state(decode, UNIT.format("decode-0")) == "inactive"
-    # The other node was not kept from its own change,
-    assert state(prefill, UNIT.format("prefill-1")) == "inactive"
-    there = prefill.must("find", "/etc", "-name", "*prefill-1*").split()
-    assert there == []
-    # nor its other engine touched;
-    assert generation(prefill, "prefill-0") == kept
-    # and the router, whose fleet is another now, was started anew.
-    assert generation(router, "router") != kept_router
-
-    decode.must("systemctl", "stop", "taker")
-    dies = changed.but(env=changed.env | {"STANDIN_EXIT": "no memory left"})
-    with pytest.raises(PlaybookError) as failed:
-        dies.run("fleet.yml", "gpu")
+        broken.run("fleet.yml")
     message = failed.value.message
-    assert "prefill-0 ended before it was ready (exit 1)" in message
-    assert "decode-0 ended before it was ready (exit 1)" in message
+    assert "decode-0: decode-0 cannot start: port 18600 is taken by python3 (pid " in message
+    assert "prefill-0: prefill-1 ended before it was ready (exit 1)." in message
     assert "engine core initialization failed (no memory left)" in message
     assert SECRET not in message
-    assert state(prefill, UNIT.format("prefill-0")) == "inactive"
+    # What was never ready is not tried again and again; its neighbour was not touched;
+    for host, name in ((decode, "decode-0"), (prefill, "prefill-1")):
+        assert state(host, UNIT.format(name)) == "inactive"
+    assert generation(prefill, "prefill-0") == kept
+    # and no router is started over engines of which no node is right.
+    assert generation(router, "router") == kept_router
 
-    report = changed.run("fleet.yml", "gpu")
-    assert {h.name for h in report.hosts if h.changed} == {"prefill-0", "decode-0"}
+
+def test_only_what_changed_is_started_anew_and_what_is_not_asked_for_is_removed(
+    fleet: Fleet,
+) -> None:
+    prefill, decode, router = fleet.lab.hosts
+    kept, kept_router = generation(prefill, "prefill-0"), generation(router, "router")
+    decode.must("systemctl", "stop", "taker")
+    engines = {
+        "prefill": ENGINES["prefill"] | {"count": 1},
+        "decode": {"engine_args": {"max-num-seqs": 4}},
+    }
+    changed = fleet.but(spec=fleet.spec | {"fleet": engines})
+    report = changed.run("fleet.yml")
+    assert {h.name for h in report.hosts if h.changed} == set(ROLES)
     assert "--max-num-seqs" in told(changed, "decode-0")["argv"]
+    assert generation(prefill, "prefill-0") == kept
+    assert generation(router, "router") not in ("", kept_router)
+    assert prefill.must("find", "/etc", "/run", "-name", "*prefill-1*").split() == []
 
 
 # --- the end ---------------------------------------------------------------------------------

@@ -198,7 +198,8 @@ def apply(tmp_path: Path, *, check: bool = False, **asked: Any) -> dict[str, Any
         fake.parent.mkdir()
         fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
         fake.chmod(0o755)
-    whole = {"folders": [], "files": [], "stop": [], "absent": [], "enable": [], "check": check}
+    whole = {"folders": [], "files": [], "stop": [], "absent": [], "enable": []}
+    whole |= {"starts": [], "check": check}
     ran = subprocess.run(
         [sys.executable, "-I", str(UNITS), "apply"],
         check=True,
@@ -225,15 +226,18 @@ def test_files_are_written_once_and_again_only_when_they_differ(tmp_path: Path) 
         "folders": [entry(folder, mode="0750")],
         "files": [entry(file, text="a=é\n")],
     }
-    assert apply(tmp_path, check=True, **asked) == {"changed": [str(folder), str(file)]}
+    assert apply(tmp_path, check=True, **asked) == {
+        "changed": [str(folder), str(file)],
+        "stale": [],
+    }
     assert not folder.exists()
-    assert apply(tmp_path, **asked) == {"changed": [str(folder), str(file)]}
+    assert apply(tmp_path, **asked) == {"changed": [str(folder), str(file)], "stale": []}
     assert file.read_text() == "a=é\n"
     assert file.stat().st_mode & 0o7777 == 0o640
-    assert apply(tmp_path, **asked) == {"changed": []}
+    assert apply(tmp_path, **asked) == {"changed": [], "stale": []}
     for spoil in (lambda: file.write_text("b"), lambda: file.chmod(0o644), file.unlink):
         spoil()
-        assert apply(tmp_path, **asked) == {"changed": [str(file)]}
+        assert apply(tmp_path, **asked) == {"changed": [str(file)], "stale": []}
         assert (file.read_text(), file.stat().st_mode & 0o7777) == ("a=é\n", 0o640)
     assert [p.name for p in folder.iterdir()] == ["x.env"]
 
@@ -244,7 +248,7 @@ def test_what_is_no_longer_asked_for_is_stopped_before_it_is_removed(tmp_path: P
     (tmp_path / "x.d/a").touch()
     absent = [str(tmp_path / "x.d"), str(tmp_path / "never-there")]
     told = apply(tmp_path, stop=["x.service"], absent=absent)
-    assert told == {"changed": ["x.service stopped", f"{tmp_path / 'x.d'} removed"]}
+    assert told["changed"] == ["x.service stopped", f"{tmp_path / 'x.d'} removed"]
     assert (tmp_path / "asked").read_text().splitlines() == [
         "disable --now x.service",
         "daemon-reload",
