@@ -198,7 +198,7 @@ def apply(tmp_path: Path, *, check: bool = False, **asked: Any) -> dict[str, Any
         fake.parent.mkdir()
         fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
         fake.chmod(0o755)
-    whole = {"folders": [], "files": [], "stop": [], "absent": [], "enable": []}
+    whole: dict[str, Any] = {"folders": [], "files": [], "stop": [], "absent": [], "enable": []}
     whole |= {"starts": [], "check": check}
     ran = subprocess.run(
         [sys.executable, "-I", str(UNITS), "apply"],

@@ -74,7 +74,7 @@ def fleet(labs: Labs, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     for host in lab.hosts:
         prepare(host)
         assert host.run("bash", "-c", RUNTIME, input_text=tiles).returncode == 0
-    return Fleet(
+    fleet = Fleet(
         lab=lab,
         folder=tmp_path_factory.mktemp("proof"),
         roles=ROLES,
@@ -91,6 +91,9 @@ def fleet(labs: Labs, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
         cores={"prefill-0": (0,), "decode-0": (1,)},
         api_keys=("key-of-ann",),
     )
+    # Its environment is made while the cores are idle: engines keep them busy.
+    fleet.run("fleet.yml", "router")
+    return fleet
 
 
 def received(host: Host) -> int:

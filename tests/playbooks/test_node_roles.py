@@ -206,7 +206,7 @@ def bench(labs: Labs, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def first(bench: Bench) -> Outcome:
     """One run on fresh hosts, some with something wrong; one dies while EFA's installer runs."""
     sh(bench["fresh"], HALF_A_PACKAGE)
-    bench["late"].fault("efa-device-late", "efa-needs-reboot")
+    bench["late"].fault("efa-device-late=10", "efa-needs-reboot")
     sh(bench["image"], LEARNING_AMI + A_MACHINE)
     bench["image"].fault("old-driver", "old-libfabric")
     sh(bench["image"], OTHER_MANAGER.format(url=bench.served.url))
