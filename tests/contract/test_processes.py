@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from kvdeploy.adapters.local import machine
@@ -142,6 +143,21 @@ def test_a_process_that_ignores_sigterm_is_killed(processes: Processes) -> None:
     pid = leader(processes)
     processes.stop("thing")
     assert not _alive(pid)
+
+
+def test_who_left_the_session_is_stopped_too_and_nobody_is_left_unburied(
+    processes: Processes,
+) -> None:
+    processes.start(launch("child", "runaway"))
+    wait_phase(processes, "ready")
+    log = processes.log("thing").read_text()
+    runaway = int(log.partition("runaway ")[2].split()[0])
+    pids = {*processes.observe("thing").pids, runaway}
+    assert len(pids) == 3
+
+    processes.stop("thing")
+
+    assert not [p for p in pids if psutil.pid_exists(p)]
 
 
 def test_a_frozen_process_can_be_stopped(processes: Processes) -> None:

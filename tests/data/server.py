@@ -1,6 +1,6 @@
 """A process to be supervised: answers 200 on /health, and can be told to misbehave.
 
-argv: PORT [ignore-term] [no-listen] [child] [die-after=S] [say=TEXT]
+argv: PORT [ignore-term] [no-listen] [child] [runaway] [die-after=S] [say=TEXT]
 """
 
 import http.server
@@ -20,6 +20,9 @@ if "ignore-term" in options:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "child" in options:  # a child that outlives its parent unless somebody sees to it
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+if "runaway" in options:  # a child that has left for a session of its own
+    runaway = [sys.executable, "-c", "import time; time.sleep(120)"]
+    print("runaway", subprocess.Popen(runaway, start_new_session=True).pid, flush=True)
 if "die-after" in options:
 
     def die() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from kvdeploy.adapters.local import machine
@@ -159,6 +160,31 @@ def test_the_dead_that_nobody_has_buried_are_no_members(tmp_path: Path) -> None:
     )
     leader.wait()
     assert gone
+
+
+HEADLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[__import__("os").uname().machine], 0)
+"""
+"""Ends its first thread (the system call exit, not exit_group) and lives on in another."""
+
+
+@pytest.mark.real_process
+def test_who_has_lost_the_first_thread_alone_is_a_member_still(tmp_path: Path) -> None:
+    leader = spawn_session((sys.executable, "-c", HEADLESS), env={}, log=tmp_path / "log")
+    try:
+        zombie = wait_for(
+            lambda: psutil.Process(leader.pid).status() == psutil.STATUS_ZOMBIE or None,
+            timeout_s=10,
+            interval_s=0.02,
+        )
+        assert zombie
+        assert machine.session_members(leader.pid) == [leader.pid]
+    finally:
+        kill(leader.pid)
+        leader.wait()
+    assert machine.session_members(leader.pid) == []
 
 
 @pytest.mark.real_process

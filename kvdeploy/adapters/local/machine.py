@@ -115,13 +115,22 @@ def session_members(leader: int, *, since: float | None = None) -> list[int]:
             if os.getsid(pid) != leader:
                 continue
             process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
+            if has_ended(process):
                 continue
             if since is None or process.create_time() >= since - 2:
                 members.append(pid)
         except (ProcessLookupError, PermissionError, psutil.Error):
             continue
     return members
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether nothing of the process runs any more, buried or not.
+
+    The kernel calls a process a zombie as soon as its first thread is gone. While another thread
+    lives the process still holds its memory, ports and devices.
+    """
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
 
 
 def is_frozen(pids: Iterable[int]) -> bool:

@@ -4,7 +4,7 @@ Runs as `python -m kvdeploy.adapters.local.supervisor DIR`, detached from the co
 began it. DIR holds `launch.json` (what to run) and gets `state.json` (how it goes), `log` (what
 the process says) and `supervisor.log`. It inherits DIR's lock, held from birth: who finds the lock
 free knows that nobody watches. It dies with nothing left behind: the kernel tells the process
-when its supervisor is gone, and every descendant is found by its session.
+when its supervisor is gone, and every descendant becomes its own child (`adopt_orphans`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.store import write_text
@@ -145,7 +147,7 @@ class Supervisor:
         return "stopped"
 
     def end_session(self, child: subprocess.Popen[bytes]) -> None:
-        """Leave no process of the session: ask, wait, kill."""
+        """Leave no descendant: ask, wait, kill."""
         if child.poll() is None:
             if self.stopping:
                 self.set(phase="stopping")
@@ -154,24 +156,25 @@ class Supervisor:
             while child.poll() is None and self.clock.now() < ends:
                 self.clock.sleep(0.05)
         for _ in range(50):
-            members = machine.session_members(child.pid)
-            if child.poll() is not None and not members:
-                break
-            for pid in members:
+            # The dead among them are buried before we go: who looks then sees none of them.
+            if child.poll() is not None and self.all_are_buried():
+                return
+            for process in psutil.Process().children(recursive=True):
                 try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
+                    process.kill()
+                except psutil.NoSuchProcess:
                     continue
             self.clock.sleep(0.05)
-        self.reap()
 
     @staticmethod
-    def reap() -> None:
+    def all_are_buried() -> bool:
+        """Reap what has ended; whether no descendant is left. Orphans are our children too."""
         try:
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
         except ChildProcessError:
-            return
+            return True
+        return False
 
     def taken_port(self) -> int | None:
         """A port that stays taken. One just left by our last run is given time to clear."""
