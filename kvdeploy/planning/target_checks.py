@@ -38,8 +38,22 @@ def nodes_on_local(spec: ClusterSpec) -> Iterator[Finding]:
             )
 
 
+def engine_on_many_nodes(spec: ClusterSpec) -> Iterator[Finding]:
+    """An engine on several nodes is more than one process, and those are not placed yet."""
+    for path, fleet in fleets(spec):
+        if spec.target != "local" and fleet.nodes_per_instance > 1:
+            yield error(
+                f"{path}.nodes_per_instance",
+                f"{fleet.nodes_per_instance} nodes an engine, and kvdeploy cannot start an engine "
+                "on more than one node yet",
+                "Set it to 1 and lower tensor_parallel until an engine fits on one node, or raise "
+                "count.",
+            )
+
+
 TARGET_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     *AWS_SPEC_CHECKS,
     libfabric_on_local,
     nodes_on_local,
+    engine_on_many_nodes,
 )

@@ -292,6 +292,18 @@ def test_each_host_that_failed_is_named_with_role_task_and_place() -> None:
     assert error.log == LOG
 
 
+def test_hosts_that_say_the_same_of_themselves_are_told_once() -> None:
+    ears = Ears()
+    for host in ("decode-0", "decode-1"):
+        ears.fail(host, f"{host} has no GPU", "nvidia", "Count GPUs")
+    ears.end(failures={"decode-0": 1, "decode-1": 1})
+    error = ears.error()
+    assert error is not None
+    assert error.message == (
+        "nodes.yml failed: decode-0, decode-1: has no GPU (nvidia: Count GPUs, x.yml:1)"
+    )
+
+
 def test_a_failure_that_was_rescued_is_not_the_reason() -> None:
     ears = Ears()
     ears.fail("decode-0", "the mirror is away", task="Ask the mirror")

@@ -52,6 +52,7 @@ def test_a_host_is_reached_with_its_key_checked_against_our_file_alone() -> None
     assert options(PREFILL, private_key="/k/id") == {
         "BatchMode": "yes",
         "ConnectTimeout": "15",
+        "ConnectionAttempts": "3",
         "ServerAliveInterval": "15",
         "ServerAliveCountMax": "4",
         "StrictHostKeyChecking": "yes",

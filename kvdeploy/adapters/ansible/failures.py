@@ -83,12 +83,13 @@ def _of_bad_hosts(heard: Heard) -> list[Failure]:
 
 
 def _failed(failures: Iterable[Failure], root: Path) -> list[str]:
-    """One line for all hosts that failed alike."""
+    """One line for all hosts that failed alike. The roles' sentences begin with the host's name."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for f in failures:
         task = ": ".join(filter(None, (f.role, f.task)))
         where = ", ".join(filter(None, (task, short(f.path, root))))
-        hosts.setdefault((f.message, where), []).append(f.host)
+        why = re.sub(rf"^{re.escape(f.host)}(:? )", "", f.message)
+        hosts.setdefault((why, where), []).append(f.host)
     return [f"{', '.join(names)}: {why} ({where})" for (why, where), names in hosts.items()]
 
 

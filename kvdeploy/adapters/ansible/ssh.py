@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CONNECT_S: Final = 15
 """How long a host may take to accept a connection."""
+CONNECT_TRIES: Final = 3
 ALIVE_S: Final = 15
 ALIVE_TRIES: Final = 4
 """A host that answers nothing for ALIVE_S x ALIVE_TRIES seconds is given up."""
@@ -109,6 +110,8 @@ def _common(connection: Connection, *, batch: bool) -> list[str]:
     options = [
         *(["BatchMode=yes"] if batch else []),
         f"ConnectTimeout={CONNECT_S}",
+        # Ansible's own retries would send a command again that may still be running.
+        f"ConnectionAttempts={CONNECT_TRIES}",
         f"ServerAliveInterval={ALIVE_S}",
         f"ServerAliveCountMax={ALIVE_TRIES}",
         f"StrictHostKeyChecking={strict}",

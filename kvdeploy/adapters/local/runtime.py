@@ -84,7 +84,8 @@ def is_whole(python: Path) -> bool:
 def build(device: Device, runner: Runner, say: Callable[[str], None]) -> RuntimeOutputs:
     """Make the runtime for `device`, or take the one that is there.
 
-    An interrupted build is taken up where it stopped: pip keeps what it has installed.
+    An interrupted build begins anew, with what pip has downloaded: a package counts as installed
+    for pip once its metadata is there, and a killed pip writes that among the first files.
 
     Raises:
         ToolError: venv or pip failed; pip's last lines are in the message.
@@ -97,10 +98,8 @@ def build(device: Device, runner: Runner, say: Callable[[str], None]) -> Runtime
         if is_whole(python):
             return RuntimeOutputs.model_validate_json(marker.read_text(encoding="utf-8"))
         marker.unlink(missing_ok=True)
-        if not (home / "made.txt").exists():  # an interrupted one may lack half of pip
-            say("making the virtual environment")
-            _make_venv(home, runner, lock_fd)
-            write_text(home / "made.txt", f"by {sys.executable}\n")
+        say("making the virtual environment")
+        _make_venv(home, runner, lock_fd)
         lock = home / "lock.txt"
         write_text(lock, lock_text(device))
         _install(python, lock, device, runner, say, lock_fd=lock_fd)
@@ -228,7 +227,7 @@ def _pip_hint(outcome: Outcome, device: Device) -> str:
             "pip must be able to find PyTorch's CPU wheels: give it their index with "
             "PIP_EXTRA_INDEX_URL or your pip configuration (README, 'PyTorch for CPUs')."
         )
-    return "Run 'kvdeploy up' again when the cause is gone: it goes on from here."
+    return "Run 'kvdeploy up' again when the cause is gone: pip has kept what it downloaded."
 
 
 @contextmanager
