@@ -52,7 +52,7 @@ hosts-base: $(VENV)/.developing
 	$(BIN)/python -m tests.hostlab bootstrap
 
 hosts: $(VENV)/.developing
-	$(BIN)/python -m pytest tests/playbooks --durations=0
+	$(BIN)/python -m pytest tests/playbooks --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=0
 
 molecule: $(VENV)/.developing
 	cd tests/playbooks && $(ANSIBLE) molecule test --all

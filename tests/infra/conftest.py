@@ -34,6 +34,10 @@ MIRRORS = (
 """Where Terraform itself looks for a mirror."""
 
 
+LESS_COLLECTING = {"GOGC": "400"}
+"""Every start of the provider builds the schemas of all of AWS: it gets room for the garbage."""
+
+
 def _absent(what: str) -> None:
     if os.environ.get(NO_SKIP):
         pytest.fail(f"{what}, and {NO_SKIP} is set")
@@ -62,7 +66,7 @@ def terraform_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
         _absent("terraform is not installed")
     named = os.environ.get("TF_CLI_CONFIG_FILE")
     if named and Path(named).exists():
-        return {}
+        return {"TF_CLI_CONFIG_FILE": named, **LESS_COLLECTING}
     mirror = _mirror()
     if mirror is None:
         _absent("the AWS provider is in no mirror on this machine")
@@ -71,7 +75,7 @@ def terraform_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
         f"disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n"
         f'    path = "{mirror}"\n  }}\n}}\n'
     )
-    return {"TF_CLI_CONFIG_FILE": str(config)}
+    return {"TF_CLI_CONFIG_FILE": str(config), **LESS_COLLECTING}
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,16 @@ NO_SKIP = "KVDEPLOY_TESTS_NO_SKIP"
 DISTRO = os.environ.get("KVDEPLOY_HOSTLAB_DISTRO", "bookworm")
 
 
+LONGEST = ("test_fleet_proof", "test_node_roles", "test_runtime_roles", "test_monitoring")
+"""Minutes each. They begin first, so that not one of them alone is waited for in the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here works on real hosts: nothing is forbidden to it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.real_process)
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def _hosts_or_skip() -> None:

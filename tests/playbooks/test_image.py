@@ -195,7 +195,7 @@ def test_a_machine_that_cannot_be_cleaned_is_refused_and_can_be_sealed_afterward
     taken: Taken,
 ) -> None:
     said = f"cannot become an image: OSError: [Errno 16] Device or resource busy: '{layout.ETC}'."
-    assert f"image-builder {said}" in taken.refused
+    assert f"image-builder: {said}" in taken.refused
 
 
 def test_a_machine_from_the_image_is_another_one(taken: Taken, started: Runs) -> None:
