@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvdeploy.model.base import Stored
+from kvdeploy.model.launch import GENERATION
 
 
 class Engine(Stored):
@@ -15,12 +16,17 @@ class Engine(Stored):
     url: str
     """http://host:port, no path."""
     engine_id: str = ""
-    """As planned; what the engine itself answers at warm-up wins (it carries the generation)."""
+    """As planned, with a place for the generation that the engine itself tells at warm-up."""
     side_channel_host: str = ""
     side_channel_port: int = 0
     """Of data parallel rank 0; rank r listens on the port plus r."""
     tp_size: int = 1
     dp_size: int = 1
+
+    @property
+    def id_prefix(self) -> str:
+        """What the id of every start of this engine begins with; empty expects nothing."""
+        return self.engine_id.partition(GENERATION)[0]
 
 
 class Deadlines(Stored):

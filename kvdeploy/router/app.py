@@ -45,7 +45,10 @@ class Routes:
         return web.json_response({"object": "list", "data": [model]})
 
     async def health(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response({"status": "alive"})
+        """200 while the process lives; the engines are told for people, not judged."""
+        engines = self._service.table.engines.values()
+        told = {e.name: {"state": e.condition, "reason": e.reason} for e in engines}
+        return web.json_response({"status": "alive", "engines": told})
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         pairs = self._service.table.states()

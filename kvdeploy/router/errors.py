@@ -13,6 +13,37 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+CODES = (
+    "bad_pair",
+    "bad_request",
+    "body_too_large",
+    "decode_broke_off",
+    "decode_connect",
+    "decode_failed",
+    "decode_unreachable",
+    "first_token_deadline",
+    "inter_token_deadline",
+    "invalid_api_key",
+    "model_not_found",
+    "no_pair_ready",
+    "no_such_route",
+    "pair_not_ready",
+    "prefill_broke_off",
+    "prefill_connect",
+    "prefill_deadline",
+    "prefill_failed",
+    "prefill_restarted",
+    "prefill_unreachable",
+    "prefill_wrong_engine",
+    "prefill_wrong_mode",
+    "refused_by_engine",
+    "router_bug",
+    "total_deadline",
+    "warmup_failed",
+)
+"""Every code that an error can have."""
+
+
 class ApiError(Exception):
     """A refusal with everything that the answer needs."""
 

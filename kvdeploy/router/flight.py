@@ -167,6 +167,13 @@ def _judge_prefill(
     if params is None or found is None:
         message = f"{to.name} answered without transfer parameters: it has no KV to send"
         raise EngineFailureError(502, "prefill_failed", message)
+    if not found.engine_id.startswith(to.engine.id_prefix):
+        message = (
+            f"{to.name} says that it is {found.engine_id}; its id should begin with "
+            f"{to.engine.id_prefix}: another engine listens at {to.engine.url}"
+        )
+        table.refuse(to, message)
+        raise EngineFailureError(502, "prefill_wrong_engine", message)
     mode, wanted = params.get("transfer_mode"), table.config.mode
     if mode is not None and mode != wanted:
         message = f"{to.name} runs the {mode} connector; the router is set to {wanted}"

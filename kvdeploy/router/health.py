@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PARDON_S = 30.0
+"""After which a refused engine is asked again who it is."""
 PROBE_TIMEOUT_S = 5.0
 PATIENCE: dict[Look, int] = {"refused": 1, "sick": 2, "slow": 3}
 """Bad looks of one kind in a row that take an engine out: a busy engine is slow, not dead."""
@@ -61,13 +63,22 @@ class Supervisor:
 
     async def _watch(self, engine: EngineState) -> None:
         strikes = Strikes()
+        refused_at = 0.0
         while True:
             look, why = await self._client.probe(engine, PROBE_TIMEOUT_S)
             if strikes.count(look):
                 self._table.eject(engine, why)
             elif look == "ok":
                 self._table.admit(engine)
+            if not engine.refused:
+                refused_at = _now()
+            elif _now() - refused_at >= PARDON_S:
+                self._table.pardon(engine)
             await asyncio.sleep(self._table.config.health_interval_s)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _keep(work: Callable[[EngineState], Awaitable[Any]], engine: EngineState) -> None:

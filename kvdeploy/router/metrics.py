@@ -5,7 +5,21 @@ Owns names, labels and buckets. Never labels by anything a client chooses.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvdeploy.router.errors import CODES
+from kvdeploy.router.legs import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvdeploy.model.routing import Engine
+
+ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
+STATUSES = (200, 400, 401, 404, 413, 429, 499, 500, 502, 503, 504)
+"""What the two endpoints answer of their own; an engine's refusal can have another."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -59,6 +73,18 @@ class Metrics:
         self.ejections = Counter(
             "kvdeploy_router_ejections_total", "Engines taken out of use", ("engine",), registry=at
         )
+        self.refusals = Counter(
+            "kvdeploy_router_refusals_total",
+            "Engines that said to be another than the table has in their place",
+            ("engine",),
+            registry=at,
+        )
+        self.engine_state = Gauge(
+            "kvdeploy_router_engine_state",
+            "1 for the state that an engine is in",
+            ("engine", "state"),
+            registry=at,
+        )
         self.pair_ready = Gauge(
             "kvdeploy_router_pair_ready",
             "1 when a pair is warm and both engines are healthy",
@@ -70,6 +96,25 @@ class Metrics:
             "Prefill legs whose client has been answered or has left",
             registry=at,
         )
+
+    def declare(self, engines: Iterable[Engine]) -> None:
+        """Every counter of these engines is there before it first counts, so that a first step
+        is a step and not a beginning.
+        """
+        for endpoint in ENDPOINTS:
+            self.request_seconds.labels(endpoint)
+            self.ttft_seconds.labels(endpoint)
+            for status in STATUSES:
+                self.requests.labels(endpoint, str(status))
+        for code in CODES:
+            self.errors.labels(code)
+        for engine in engines:
+            self.leg_seconds.labels(engine.name, engine.role)
+            self.in_flight.labels(engine.name)
+            self.ejections.labels(engine.name)
+            self.refusals.labels(engine.name)
+            if engine.role == "decode":
+                self.lost_writes.labels(engine.name)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

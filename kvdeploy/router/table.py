@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PairState = Literal["ready", "warming", "down"]
+PairState = Literal["ready", "warming", "down", "refused"]
+EngineCondition = Literal["up", "down", "refused"]
+CONDITIONS: tuple[EngineCondition, ...] = ("up", "down", "refused")
 
 
 @dataclass(eq=False)
@@ -29,6 +31,8 @@ class EngineState:
 
     engine: Engine
     up: bool = False
+    refused: bool = False
+    """It said to be an engine that the table does not have in this place."""
     reason: str = "not probed yet"
     epoch: int = 0
     prompt_tokens: int = 0
@@ -41,6 +45,12 @@ class EngineState:
     @property
     def name(self) -> str:
         return self.engine.name
+
+    @property
+    def condition(self) -> EngineCondition:
+        if not self.up:
+            return "down"
+        return "refused" if self.refused else "up"
 
     @property
     def ranks(self) -> tuple[int | None, ...]:
@@ -73,12 +83,14 @@ class Pair:
 
     @property
     def up(self) -> bool:
-        return self.prefill.up and self.decode.up
+        """Whether a request may be sent over the pair, if only to warm it."""
+        return self.prefill.condition == self.decode.condition == "up"
 
     @property
     def state(self) -> PairState:
         if not self.up:
-            return "down"
+            conditions = {self.prefill.condition, self.decode.condition}
+            return "down" if "down" in conditions else "refused"
         if self.warmed == self.epochs:
             return "ready"
         return "down" if self.failures else "warming"
@@ -86,7 +98,7 @@ class Pair:
     def explain(self) -> str:
         """Why the pair is not ready, or nothing."""
         for engine in (self.prefill, self.decode):
-            if not engine.up:
+            if engine.condition != "up":
                 return f"{engine.name}: {engine.reason}"
         return self.reason if self.state == "down" else ""
 
@@ -123,6 +135,7 @@ class Table:
         )
         pairs = [Pair(self.engines[prefill], self.engines[decode]) for prefill, decode in ordered]
         self.pairs = {pair.name: pair for pair in pairs}
+        metrics.declare(config.engines)
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
@@ -158,15 +171,36 @@ class Table:
         """Out of use until it is healthy again and its pairs are warm again."""
         engine.reason = reason
         if engine.up:
-            engine.up = False
+            engine.up = engine.refused = False
             engine.epoch += 1
             engine.identities.clear()
             self._metrics.ejections.labels(engine.name).inc()
             log.warning("ejected engine=%s: %s", engine.name, reason)
         self.refresh()
 
+    def refuse(self, engine: EngineState, reason: str) -> None:
+        """A healthy engine that is not the one the table means: kept out until it is another."""
+        engine.reason = reason
+        if not engine.refused:
+            engine.refused = True
+            engine.epoch += 1
+            engine.identities.clear()
+            self._metrics.refusals.labels(engine.name).inc()
+            log.error("refused engine=%s: %s", engine.name, reason)
+        self.refresh()
+
+    def pardon(self, engine: EngineState) -> None:
+        """Let a refused engine say again who it is: another may have taken its place."""
+        if engine.refused:
+            engine.refused = False
+            self._wake(engine)
+            self.refresh()
+
     def identify(self, prefill: EngineState, rank: int | None, found: Coordinates) -> bool:
-        """Adopt what P says it is; True when that ends an earlier identity of the same rank."""
+        """Adopt what P says it is; True when that ends an earlier identity of the same rank.
+
+        The caller has made sure that the id is one of the table's (`Engine.id_prefix`).
+        """
         known = prefill.identities.get(rank)
         if known == found:
             return False
@@ -190,12 +224,19 @@ class Table:
         """The engine started anew unseen: its pairs must be warmed again before use."""
         engine.epoch += 1
         log.warning("restarted engine=%s: %s", engine.name, reason)
+        self._wake(engine)
+        self.refresh()
+
+    def _wake(self, engine: EngineState) -> None:
         for pair in self.pairs.values():
             if engine in {pair.prefill, pair.decode}:
                 pair.decode.wake.set()
-        self.refresh()
 
     def refresh(self) -> None:
+        for engine in self.engines.values():
+            for condition in CONDITIONS:
+                state = self._metrics.engine_state.labels(engine.name, condition)
+                state.set(engine.condition == condition)
         for pair in self.pairs.values():
             gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
             gauge.set(pair.state == "ready")

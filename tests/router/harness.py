@@ -12,6 +12,7 @@ import pytest
 
 from kvdeploy.model.routing import RouterConfig
 from kvdeploy.router.auth import read_keys
+from kvdeploy.router.errors import CODES
 from kvdeploy.router.service import Service
 from tests.router.scripted import Fabric, ScriptedEngine
 
@@ -115,5 +116,8 @@ async def run_fleet(
         yield fleet
         for engine in engines:
             engine.gate.set()
+        counted = {s.labels.get("code") for m in fleet.service.metrics.registry.collect()
+                   for s in m.samples if s.name == "kvdeploy_router_errors_total"}  # fmt: skip
+        assert counted <= {*CODES}, "an error's code that no counter starts with"
     deaths = [death for engine in engines for death in engine.deaths]
     assert deaths == [], "a real engine would have died"

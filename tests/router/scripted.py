@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from kvdeploy.model.launch import GENERATION
 from kvdeploy.model.routing import Engine
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class ScriptedEngine:
                 "name": self.name,
                 "role": self.role,
                 "url": f"http://127.0.0.1:{self.port}",
-                "engine_id": "planned",
+                "engine_id": f"{self.name}-{GENERATION}",
                 "side_channel_host": "10.9.9.9",
                 "side_channel_port": 5600,
                 "dp_size": self.dp_size,
