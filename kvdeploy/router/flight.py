@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router import legs
 from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+from kvdeploy.router.judge import find_decode_fault, find_prefill_fault, find_stream_fault
 
 if TYPE_CHECKING:
     import aiohttp
@@ -149,8 +150,11 @@ class DecodeLeg:
         self.settled = True
         _raise_for_status(self.to, response.status, self.content_type, body)
         if not body:
-            message = f"{self.to.name} ended its answer before the first byte"
-            raise EngineFailureError(502, "decode_failed", message)
+            fault = "ended its answer before the first byte"
+        else:
+            fault = find_stream_fault(body) if job.stream else find_decode_fault(body)
+        if fault:
+            raise EngineFailureError(502, "decode_failed", f"{self.to.name} {fault}")
         return body
 
 
@@ -162,6 +166,9 @@ def _judge_prefill(
     sent: legs.Coordinates | None,
 ) -> dict[str, Any]:
     """P's transfer parameters. Raises ApiError when there will be no WRITE to where D waits."""
+    fault = find_prefill_fault(body)
+    if fault:
+        raise EngineFailureError(502, "prefill_failed", f"{to.name} {fault}")
     params = legs.parse_answered_params(body)
     found = legs.parse_coordinates(params) if params else None
     if params is None or found is None:

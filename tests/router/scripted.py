@@ -80,7 +80,9 @@ class ScriptedEngine:
     fail: int = 0
     """Answer legs with this status, once the gate is open."""
     finish: str = "length"
-    """Decode's finish_reason."""
+    """Its finish_reason; a prefill that ends otherwise than with "length" has freed its blocks."""
+    choices: int = 1
+    """Decode answers with so many."""
     silent: bool = False
     """Prefill answers without transfer parameters."""
     die_after: int | None = None
@@ -209,8 +211,8 @@ class ScriptedEngine:
         chat = leg.path == "/v1/chat/completions"
         own_id = f"chatcmpl-{leg.request_id}" if chat else f"cmpl-{leg.request_id}-0"
         self.done.append(leg.request_id)
-        if self.silent:
-            return web.json_response({"choices": [{"finish_reason": "length"}]})
+        if self.silent or self.finish != "length":
+            return web.json_response({"choices": [{"finish_reason": self.finish}]})
         self.fabric.write(leg.request_id)
         params = {
             "do_remote_prefill": True,
@@ -241,9 +243,8 @@ class ScriptedEngine:
             await landing.wait()
             await self.gate.wait()
             self.done.append(leg.request_id)
-            return web.json_response(
-                {"choices": [{"text": " one two", "finish_reason": self.finish}], "by": self.name}
-            )
+            choice = {"text": " one two", "finish_reason": self.finish}
+            return web.json_response({"choices": [choice] * self.choices, "by": self.name})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         await landing.wait()

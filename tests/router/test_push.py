@@ -166,6 +166,40 @@ async def test_a_prefill_that_has_no_kv_to_send_ends_the_request() -> None:
     )
 
 
+async def test_a_prefill_that_ended_otherwise_than_with_its_token_has_nothing_to_push() -> None:
+    async with run_fleet() as fleet:
+        fleet.prefill.finish = "abort"
+        status, answer, _ = await fleet.post()
+        lost = await fleet.metric(LOST)
+
+    assert (status, answer["error"]["code"], lost) == (502, "prefill_failed", 1)
+    assert answer["error"]["message"] == "prefill-0 ended the prompt with finish_reason 'abort'"
+
+
+@pytest.mark.parametrize(("switch", "value", "message"), [
+    ("finish", "error", "decode-0 ended the answer with finish_reason 'error'"),
+    ("choices", 0, "decode-0 answered without a choice"),
+])  # fmt: skip
+async def test_a_decode_that_answers_200_with_nothing_is_a_failure(
+    switch: str, value: object, message: str
+) -> None:
+    async with run_fleet() as fleet:
+        setattr(fleet.decode, switch, value)
+        status, answer, _ = await fleet.post()
+
+    assert (status, answer["error"]["code"]) == (502, "decode_failed")
+    assert answer["error"]["message"] == message
+
+
+async def test_a_stream_whose_first_event_is_an_error_is_an_http_error() -> None:
+    async with run_fleet() as fleet:
+        fleet.decode.chunks = (b'data: {"error":{"message":"no KV"}}\n\n', CHUNKS[-1])
+        status, answer, _ = await fleet.post(stream=True)
+
+    assert status == 502
+    assert answer["error"]["message"] == "decode-0 answered 200 with an error: no KV"
+
+
 async def test_a_decode_that_fails_ends_the_request_and_loses_no_write() -> None:
     async with run_fleet() as fleet:
         fleet.decode.fail = 500
