@@ -49,6 +49,11 @@ class RouterConfig(Stored):
     policy: Literal["least-loaded", "round-robin"] = "least-loaded"
     engines: tuple[Engine, ...]
     deadlines: Deadlines = Deadlines()
+    tries: int = 3
+    """How many pairs a request may be sent to before its first byte."""
+    eject_after: int = 3
+    """Failures in a row, within `eject_window_s` seconds, that take an engine out of use."""
+    eject_window_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
     pair_header: bool = True

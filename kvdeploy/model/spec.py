@@ -134,6 +134,23 @@ class RouterSpec(Frozen):
     deadlines: DeadlinesSpec = knob(
         DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.ROUTER
     )
+    tries: int = knob(
+        3,
+        doc="pairs a request may be sent to before its first byte",
+        change=Change.ROUTER,
+        ge=1,
+        le=10,
+    )
+    eject_after: int = knob(
+        3,
+        doc="failures in a row, within eject_window_s, that take an engine out of use",
+        change=Change.ROUTER,
+        ge=1,
+        le=1000,
+    )
+    eject_window_s: float = knob(
+        30.0, doc="seconds that a failure counts", change=Change.ROUTER, gt=0, le=3600
+    )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
     )

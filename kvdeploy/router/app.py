@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kvdeploy.router import errors, intake
-from kvdeploy.router.policy import choose_pair
 from kvdeploy.router.relay import relay_stream
 from kvdeploy.router.surface import TICKET, guard, stamp
 
 if TYPE_CHECKING:
     from kvdeploy.router.legs import Endpoint
     from kvdeploy.router.service import Service
-    from kvdeploy.router.table import Route
 
 PAIR_HEADER = "X-Kvdeploy-Pair"
 TIMEOUT_HEADER = "X-Kvdeploy-Timeout-S"
@@ -82,9 +80,8 @@ class Routes:
             total_s=total_s,
         )
         ticket.request_id = ticket.client_id or job.request_id
-        route = self._choose(request.headers.get(PAIR_HEADER))
-        ticket.pair = route.name
-        answer = await service.dispatcher.open(job, route)
+        pinned = self._check_pair(request.headers.get(PAIR_HEADER))
+        answer = await service.attempts.open(job, pinned=pinned, trail=ticket.trail)
         try:
             if not job.stream:
                 headers = {"Content-Type": answer.content_type}
@@ -96,22 +93,16 @@ class Routes:
         finally:
             answer.close()
 
-    def _choose(self, wanted: str | None) -> Route:
+    def _check_pair(self, wanted: str | None) -> str | None:
         """Raises ApiError."""
         table, config = self._service.table, self._service.config
-        name = wanted
-        if name is None:
-            name = choose_pair(config.policy, table.loads(), table.next_turn())
-            if name is None:
-                raise errors.no_pair(table.states())
-        elif not config.pair_header:
+        if wanted is None:
+            return None
+        if not config.pair_header:
             raise errors.pair_header_off(PAIR_HEADER)
-        elif name not in table.pairs:
-            raise errors.unknown_pair(name, sorted(table.pairs))
-        pair = table.pairs[name]
-        if pair.state != "ready":
-            raise errors.pair_not_ready(name, pair.state, pair.explain())
-        return table.build_route(pair)
+        if wanted not in table.pairs:
+            raise errors.unknown_pair(wanted, sorted(table.pairs))
+        return wanted
 
 
 async def _read_body(request: web.Request, limit: int) -> bytes:

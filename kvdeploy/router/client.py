@@ -85,13 +85,19 @@ class EngineClient:
             yield
         except aiohttp.ServerTimeoutError as e:
             message = f"{to.name} did not take a connection within {self._connect_s} s"
-            raise EngineFailureError(504, f"{role}_connect", message, lost=True) from e
+            raise EngineFailureError(
+                504, f"{role}_connect", message, engine=to.name, lost=True
+            ) from e
         except aiohttp.ClientConnectorError as e:
             message = f"{to.name} cannot be reached: {e.strerror or e}"
-            raise EngineFailureError(502, f"{role}_unreachable", message, lost=True) from e
+            raise EngineFailureError(
+                502, f"{role}_unreachable", message, engine=to.name, lost=True
+            ) from e
         except (aiohttp.ClientError, OSError) as e:
             message = f"{to.name} broke the connection off: {_explain(e)}"
-            raise EngineFailureError(502, f"{role}_broke_off", message, lost=True) from e
+            raise EngineFailureError(
+                502, f"{role}_broke_off", message, engine=to.name, lost=True
+            ) from e
 
 
 def _explain(error: Exception) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 2.0
 """How long D may take to refuse what P has refused."""
+_TICK_S = 0.005
+"""How far a timer of the event loop may be early."""
 _REGISTER_S = 1.0
 """How long D's leg is held after P's answer for a client that has left: until then D registers."""
 
@@ -64,18 +66,19 @@ class Dispatcher:
         self._background = background
         self._deadlines = wires.table.config.deadlines
 
-    async def open(self, job: legs.Job, route: Route) -> Answer:
-        """Decode's first byte, by the configured mode. Raises ApiError."""
+    async def open(self, job: legs.Job, route: Route, *, started: float) -> Answer:
+        """Decode's first byte, by the configured mode. `started`, on the event loop's clock, is
+        when the request's total began. Raises ApiError.
+        """
         if not job.needs_prefill:
-            return await self.send_alone(job, route)
+            return await self.send_alone(job, route, started=started)
         if self._wires.table.config.mode == "pull":
-            return await self.send_in_turn(job, route)
-        return await self.send_at_once(job, route)
+            return await self.send_in_turn(job, route, started=started)
+        return await self.send_at_once(job, route, started=started)
 
-    async def send_at_once(self, job: legs.Job, route: Route) -> Answer:
+    async def send_at_once(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Push: neither leg waits for the other."""
         sent = route.prefill.identities[route.prefill_rank]
-        started = _now()
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         prefill = self._background.start(
             run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=sent)
@@ -92,9 +95,8 @@ class Dispatcher:
             self._background.start(self._release(decode, prefill))
             raise
 
-    async def send_alone(self, job: legs.Job, route: Route) -> Answer:
+    async def send_alone(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Decode computes the prompt as well."""
-        started = _now()
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         decode.start(None)
         try:
@@ -104,18 +106,17 @@ class Dispatcher:
             decode.close()
             raise
 
-    async def send_in_turn(self, job: legs.Job, route: Route) -> Answer:
+    async def send_in_turn(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Pull, and the warm-up in every mode: decode is told what prefill answered."""
-        started = _now()
         prefill = self._background.start(
             run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=None)
         )
         try:
-            await asyncio.wait({prefill}, timeout=self._prefill_limit(job))
+            await asyncio.wait({prefill}, timeout=self._prefill_limit(job, started))
         finally:
             self._background.detach(prefill)
         if not prefill.done():
-            raise self._build_prefill_error(job, route)
+            raise self._build_prefill_error(job, route, started)
         done = prefill.result()
         if done.error is not None:
             raise done.error
@@ -139,13 +140,13 @@ class Dispatcher:
         """Until decode answers, prefill fails or a deadline breaks. Raises ApiError."""
         await asyncio.wait(
             {prefill, decode.task},
-            timeout=self._prefill_limit(job),
+            timeout=self._prefill_limit(job, started),
             return_when=asyncio.FIRST_COMPLETED,
         )
         if decode.task.done():
             return
         if not prefill.done():
-            raise self._build_prefill_error(job, route)
+            raise self._build_prefill_error(job, route, started)
         error = prefill.result().error
         if error is not None:
             raise error
@@ -178,16 +179,17 @@ class Dispatcher:
             inter_token_s=self._deadlines.inter_token_s,
         )
 
-    def _prefill_limit(self, job: legs.Job) -> float:
-        return min(self._deadlines.prefill_s, job.total_s)
+    def _prefill_limit(self, job: legs.Job, started: float) -> float:
+        return min(self._deadlines.prefill_s, max(0.0, started + job.total_s - _now()))
 
-    def _build_prefill_error(self, job: legs.Job, route: Route) -> EngineFailureError:
-        limit_s = self._deadlines.prefill_s
-        name = route.prefill.name
-        if job.total_s < limit_s:
+    def _build_prefill_error(
+        self, job: legs.Job, route: Route, started: float
+    ) -> EngineFailureError:
+        limit_s, name = self._deadlines.prefill_s, route.prefill.name
+        if _now() >= started + job.total_s - _TICK_S:
             return _total(job.total_s, f"{name} was still working on the prompt")
         message = f"{name} did not finish the prompt within {limit_s} s"
-        return deadline(message, code="prefill_deadline")
+        return deadline(message, code="prefill_deadline", engine=name)
 
     def _account(self, decode: DecodeLeg, prefill: asyncio.Task[Prefilled]) -> None:
         """P's leg has ended, whoever still waits: count the WRITE that a waiting D will not get."""

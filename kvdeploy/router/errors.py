@@ -43,6 +43,13 @@ CODES = (
 )
 """Every code that an error can have."""
 
+RETRIED = tuple(
+    code
+    for code in CODES
+    if code.startswith(("prefill_", "decode_")) or code == "first_token_deadline"
+)
+"""Codes of failures after which a request is tried on another pair."""
+
 
 class ApiError(Exception):
     """A refusal with everything that the answer needs."""
@@ -103,11 +110,16 @@ class EngineRefusalError(ApiError):
 
 
 class EngineFailureError(ApiError):
-    """An engine broke a leg: it is named, and `lost` says that its connection failed."""
+    """A leg broke. `engine` names who did it, or nobody when that cannot be told; `lost` says that
+    its connection failed.
+    """
 
-    def __init__(self, status: int, code: str, message: str, *, lost: bool = False) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, engine: str = "", lost: bool = False
+    ) -> None:
         kind = "upstream_timeout" if status == 504 else "upstream_error"
         super().__init__(status, code, message, kind=kind)
+        self.engine = engine
         self.lost = lost
 
 
@@ -175,5 +187,5 @@ Deadline = Literal[
 ]
 
 
-def deadline(message: str, *, code: Deadline) -> EngineFailureError:
-    return EngineFailureError(504, code, message)
+def deadline(message: str, *, code: Deadline, engine: str = "") -> EngineFailureError:
+    return EngineFailureError(504, code, message, engine=engine)

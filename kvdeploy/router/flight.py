@@ -62,7 +62,7 @@ async def run_prefill(
         return Prefilled(_judge_prefill(wires.table, to, rank, body, sent))
     except TimeoutError:
         message = f"{to.name} did not finish the prompt within {bound_s} s"
-        return Prefilled({}, deadline(message, code="prefill_deadline"))
+        return Prefilled({}, deadline(message, code="prefill_deadline", engine=to.name))
     except ApiError as e:
         _note(wires.table, to, e)
         return Prefilled({}, e)
@@ -154,7 +154,8 @@ class DecodeLeg:
         else:
             fault = find_stream_fault(body) if job.stream else find_decode_fault(body)
         if fault:
-            raise EngineFailureError(502, "decode_failed", f"{self.to.name} {fault}")
+            message = f"{self.to.name} {fault}"
+            raise EngineFailureError(502, "decode_failed", message, engine=self.to.name)
         return body
 
 
@@ -168,27 +169,27 @@ def _judge_prefill(
     """P's transfer parameters. Raises ApiError when there will be no WRITE to where D waits."""
     fault = find_prefill_fault(body)
     if fault:
-        raise EngineFailureError(502, "prefill_failed", f"{to.name} {fault}")
+        raise EngineFailureError(502, "prefill_failed", f"{to.name} {fault}", engine=to.name)
     params = legs.parse_answered_params(body)
     found = legs.parse_coordinates(params) if params else None
     if params is None or found is None:
         message = f"{to.name} answered without transfer parameters: it has no KV to send"
-        raise EngineFailureError(502, "prefill_failed", message)
+        raise EngineFailureError(502, "prefill_failed", message, engine=to.name)
     if not found.engine_id.startswith(to.engine.id_prefix):
         message = (
             f"{to.name} says that it is {found.engine_id}; its id should begin with "
             f"{to.engine.id_prefix}: another engine listens at {to.engine.url}"
         )
         table.refuse(to, message)
-        raise EngineFailureError(502, "prefill_wrong_engine", message)
+        raise EngineFailureError(502, "prefill_wrong_engine", message, engine=to.name)
     mode, wanted = params.get("transfer_mode"), table.config.mode
     if mode is not None and mode != wanted:
         message = f"{to.name} runs the {mode} connector; the router is set to {wanted}"
-        raise EngineFailureError(502, "prefill_wrong_mode", message)
+        raise EngineFailureError(502, "prefill_wrong_mode", message, engine=to.name)
     table.identify(to, rank, found)
     if sent is not None and sent.engine_id != found.engine_id:
         message = f"{to.name} was restarted: it is {found.engine_id} now, was {sent.engine_id}"
-        raise EngineFailureError(502, "prefill_restarted", message)
+        raise EngineFailureError(502, "prefill_restarted", message, engine=to.name)
     return params
 
 
@@ -199,7 +200,7 @@ def _raise_for_status(to: EngineState, status: int, content_type: str, body: byt
     if 400 <= status < 500:
         kind = content_type or "application/json"
         raise EngineRefusalError(status, message, content_type=kind, body=body)
-    raise EngineFailureError(502, f"{to.engine.role}_failed", message)
+    raise EngineFailureError(502, f"{to.engine.role}_failed", message, engine=to.name)
 
 
 def _excerpt(body: bytes) -> str:

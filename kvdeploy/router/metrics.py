@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvdeploy.router.errors import CODES
+from kvdeploy.router.errors import CODES, RETRIED
 from kvdeploy.router.legs import Endpoint
 
 if TYPE_CHECKING:
@@ -73,6 +73,18 @@ class Metrics:
         self.ejections = Counter(
             "kvdeploy_router_ejections_total", "Engines taken out of use", ("engine",), registry=at
         )
+        self.retries = Counter(
+            "kvdeploy_router_retries_total",
+            "Tries on another pair, by the code of the failure before",
+            ("reason",),
+            registry=at,
+        )
+        self.retried = Counter(
+            "kvdeploy_router_retried_requests_total",
+            "Requests that were tried more than once, by how they ended",
+            ("outcome",),
+            registry=at,
+        )
         self.refusals = Counter(
             "kvdeploy_router_refusals_total",
             "Engines that said to be another than the table has in their place",
@@ -108,6 +120,10 @@ class Metrics:
                 self.requests.labels(endpoint, str(status))
         for code in CODES:
             self.errors.labels(code)
+        for code in RETRIED:
+            self.retries.labels(code)
+        for outcome in ("served", "failed"):
+            self.retried.labels(outcome)
         for engine in engines:
             self.leg_seconds.labels(engine.name, engine.role)
             self.in_flight.labels(engine.name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kvdeploy.router.app import build_app
+from kvdeploy.router.attempts import Attempts
 from kvdeploy.router.background import Background
 from kvdeploy.router.client import EngineClient
 from kvdeploy.router.dispatch import Dispatcher
@@ -42,8 +43,9 @@ class Service:
         self.table = Table(config, self.metrics)
         self._background = Background(self.metrics)
         wires = Wires(self.client, self.table, self.metrics)
-        self.dispatcher = Dispatcher(wires, self._background)
-        self._supervisor = Supervisor(self.client, self.table, Warmer(self.table, self.dispatcher))
+        dispatcher = Dispatcher(wires, self._background)
+        self.attempts = Attempts(self.table, dispatcher, self.metrics)
+        self._supervisor = Supervisor(self.client, self.table, Warmer(self.table, dispatcher))
         self._runner = web.AppRunner(
             build_app(self),
             handler_cancellation=True,

@@ -11,10 +11,14 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kvdeploy.router.policy import PairLoad, order_pairs
+from kvdeploy.router.policy import PairLoad, choose_pair, order_pairs
+from kvdeploy.router.standing import Standing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvdeploy.model.routing import Engine, RouterConfig
+    from kvdeploy.router.errors import EngineFailureError
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
 
@@ -39,6 +43,7 @@ class EngineState:
     requests: int = 0
     identities: dict[int | None, Coordinates] = field(default_factory=dict)
     """By data parallel rank; None is the only rank of an engine without data parallelism."""
+    standing: Standing = field(default_factory=Standing)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: int = 0
 
@@ -141,8 +146,14 @@ class Table:
     def by_decode(self, decode: EngineState) -> list[Pair]:
         return [pair for pair in self.pairs.values() if pair.decode is decode]
 
-    def loads(self) -> list[PairLoad]:
-        return [pair.load for pair in self.pairs.values() if pair.state == "ready"]
+    def loads(self, allows: Callable[[Pair], bool] = lambda _: True) -> list[PairLoad]:
+        ready = [pair for pair in self.pairs.values() if pair.state == "ready"]
+        return [pair.load for pair in ready if allows(pair)]
+
+    def choose(self, allows: Callable[[Pair], bool]) -> Route | None:
+        """The best ready pair of those that are allowed."""
+        name = choose_pair(self.config.policy, self.loads(allows), self.next_turn())
+        return None if name is None else self.build_route(self.pairs[name])
 
     def states(self) -> dict[str, str]:
         return {name: self.pairs[name].state for name in sorted(self.pairs)}
@@ -176,6 +187,31 @@ class Table:
             engine.identities.clear()
             self._metrics.ejections.labels(engine.name).inc()
             log.warning("ejected engine=%s: %s", engine.name, reason)
+        self.refresh()
+
+    def blame(self, route: Route, error: EngineFailureError) -> None:
+        """A request has failed on the route. Who fails again and again is ejected; where nobody
+        can tell who it was, the pair must show by a real push that it still works.
+        """
+        if not error.engine and error.code == "first_token_deadline":
+            self._cool(self.pairs[route.name], error.message)
+        engine = self.engines.get(error.engine)
+        if engine is None or error.lost or not engine.up:
+            return
+        limit, window_s = self.config.eject_after, self.config.eject_window_s
+        now = asyncio.get_running_loop().time()
+        if engine.standing.fail(now, limit=limit, window_s=window_s):
+            self.eject(engine, f"{limit} failures within {window_s} s, the last: {error.message}")
+
+    def praise(self, route: Route) -> None:
+        """A request has had its first byte."""
+        route.prefill.standing.succeed()
+        route.decode.standing.succeed()
+
+    def _cool(self, pair: Pair, reason: str) -> None:
+        pair.warmed = None
+        log.warning("cooled pair=%s: %s", pair.name, reason)
+        pair.decode.wake.set()
         self.refresh()
 
     def refuse(self, engine: EngineState, reason: str) -> None:

@@ -86,7 +86,8 @@ class Warmer:
         self._table.refresh()
 
     async def _send(self, route: Route) -> None:
-        answer = await self._dispatcher.send_in_turn(build_warmup(self._table.config), route)
+        job = build_warmup(self._table.config)
+        answer = await self._dispatcher.send_in_turn(job, route, started=_now())
         answer.close()
         finish = _parse_finish(answer.first)
         if finish not in {"length", "stop"}:

@@ -81,6 +81,8 @@ class ScriptedEngine:
     """Answer legs with this status, once the gate is open."""
     finish: str = "length"
     """Its finish_reason; a prefill that ends otherwise than with "length" has freed its blocks."""
+    writes: bool = True
+    """Prefill's WRITE lands; without, it answers as if it had."""
     choices: int = 1
     """Decode answers with so many."""
     silent: bool = False
@@ -213,7 +215,8 @@ class ScriptedEngine:
         self.done.append(leg.request_id)
         if self.silent or self.finish != "length":
             return web.json_response({"choices": [{"finish_reason": self.finish}]})
-        self.fabric.write(leg.request_id)
+        if self.writes:
+            self.fabric.write(leg.request_id)
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
