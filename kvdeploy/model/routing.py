@@ -54,11 +54,17 @@ class RouterConfig(Stored):
     eject_after: int = 3
     """Failures in a row, within `eject_window_s` seconds, that take an engine out of use."""
     eject_window_s: float = 30.0
+    block_size: int = 128
+    """Tokens a KV block."""
+    drain_lost_share: float = 0.25
+    """A decode that may have lost so much of its KV to requests whose KV never came is drained."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
     pair_header: bool = True
     health_interval_s: float = 1.0
     """Between two looks at an engine."""
+    metrics_interval_s: float = 1.0
+    """Between two looks at decode's metrics."""
     warmup_tokens: int = 1
     """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
 

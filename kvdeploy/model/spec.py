@@ -151,6 +151,13 @@ class RouterSpec(Frozen):
     eject_window_s: float = knob(
         30.0, doc="seconds that a failure counts", change=Change.ROUTER, gt=0, le=3600
     )
+    drain_lost_share: float = knob(
+        0.25,
+        doc="drain a decode that may have lost so much of its KV to requests whose KV never came",
+        change=Change.ROUTER,
+        gt=0,
+        le=1,
+    )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
     )

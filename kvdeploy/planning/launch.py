@@ -256,6 +256,8 @@ def build_router_config(
         tries=spec.router.tries,
         eject_after=spec.router.eject_after,
         eject_window_s=spec.router.eject_window_s,
+        block_size=spec.connector.block_size,
+        drain_lost_share=spec.router.drain_lost_share,
         max_body_bytes=int(spec.router.max_body_mib * 2**20),
         api_key_file=api_key_file,
         pair_header=spec.router.pair_header,

@@ -17,6 +17,7 @@ from kvdeploy.router.surface import TICKET, guard, stamp
 if TYPE_CHECKING:
     from kvdeploy.router.legs import Endpoint
     from kvdeploy.router.service import Service
+    from kvdeploy.router.states import EngineState
 
 PAIR_HEADER = "X-Kvdeploy-Pair"
 TIMEOUT_HEADER = "X-Kvdeploy-Timeout-S"
@@ -44,8 +45,7 @@ class Routes:
 
     async def health(self, _: web.Request) -> web.StreamResponse:
         """200 while the process lives; the engines are told for people, not judged."""
-        engines = self._service.table.engines.values()
-        told = {e.name: {"state": e.condition, "reason": e.reason} for e in engines}
+        told = {e.name: _tell(e) for e in self._service.table.engines.values()}
         return web.json_response({"status": "alive", "engines": told})
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
@@ -103,6 +103,11 @@ class Routes:
         if wanted not in table.pairs:
             raise errors.unknown_pair(wanted, sorted(table.pairs))
         return wanted
+
+
+def _tell(engine: EngineState) -> dict[str, object]:
+    lost = {"lost_blocks": engine.lost_blocks} if engine.engine.role == "decode" else {}
+    return {"state": engine.condition, "reason": engine.reason, **lost}
 
 
 async def _read_body(request: web.Request, limit: int) -> bytes:

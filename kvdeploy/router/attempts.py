@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from kvdeploy.router.dispatch import Answer, Dispatcher
     from kvdeploy.router.legs import Job
     from kvdeploy.router.metrics import Metrics
-    from kvdeploy.router.table import Pair, Route, Table
+    from kvdeploy.router.states import Pair, Route
+    from kvdeploy.router.table import Table
 
 log = logging.getLogger(__name__)
 

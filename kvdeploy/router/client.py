@@ -17,7 +17,7 @@ from kvdeploy.router.errors import EngineFailureError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvdeploy.router.table import EngineState
+    from kvdeploy.router.states import EngineState
 
 # Below the 5 s after which a vLLM server closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
 # 0.32), so that no leg is written to a connection that is being closed.
@@ -59,6 +59,18 @@ class EngineClient:
         """What has arrived, at least a byte; empty at the end. Raises EngineFailureError."""
         with self._translating(to):
             return await response.content.readany()
+
+    async def fetch(self, to: EngineState, path: str, timeout_s: float) -> str | None:
+        """The text of a page, or None for whatever reason."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.get(to.engine.url + path) as response,
+            ):
+                text = await response.text(errors="replace")
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+        return text if response.status == 200 else None
 
     async def probe(self, to: EngineState, timeout_s: float) -> tuple[Look, str]:
         """One look at /health, and what was wrong."""

@@ -18,7 +18,7 @@ from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, run_prefill
 
 if TYPE_CHECKING:
     from kvdeploy.router.background import Background
-    from kvdeploy.router.table import Route
+    from kvdeploy.router.states import Route
 
 _SETTLE_S = 2.0
 """How long D may take to refuse what P has refused."""
@@ -227,6 +227,7 @@ class Dispatcher:
 
     def _count_lost(self, decode: DecodeLeg) -> None:
         self._wires.metrics.lost_writes.labels(decode.to.name).inc()
+        self._wires.table.lose(decode.to, decode.job.prompt_tokens)
 
 
 def _refused(decode: DecodeLeg) -> bool:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from kvdeploy.router.client import EngineClient
     from kvdeploy.router.metrics import Metrics
-    from kvdeploy.router.table import EngineState, Table
+    from kvdeploy.router.states import EngineState
+    from kvdeploy.router.table import Table
 
 BACKGROUND_S = 300.0
 """How long a prefill leg may go on after its deadline was told to the client."""
@@ -84,7 +85,7 @@ class DecodeLeg:
         self.left_to_settle = False
         """P refused the request; D gets a moment to refuse it as well."""
         self._wires = wires
-        self._job = job
+        self.job = job
         self._rank = rank
         self._response: aiohttp.ClientResponse | None = None
         self._task: asyncio.Task[bytes] | None = None
@@ -128,7 +129,7 @@ class DecodeLeg:
 
     async def _open(self, params: dict[str, Any] | None) -> bytes:
         """The whole body, or a stream's first bytes. Raises ApiError."""
-        job, client = self._job, self._wires.client
+        job, client = self.job, self._wires.client
         try:
             response = self._response = await client.post(
                 self.to,

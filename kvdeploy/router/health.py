@@ -9,11 +9,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvdeploy.router.gauges import parse_kv
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvdeploy.router.client import EngineClient, Look
-    from kvdeploy.router.table import EngineState, Table
+    from kvdeploy.router.states import EngineState
+    from kvdeploy.router.table import Table
     from kvdeploy.router.warmup import Warmer
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class Supervisor:
             self._tasks.append(asyncio.create_task(_keep(self._watch, engine)))
             if engine.engine.role == "decode":
                 self._tasks.append(asyncio.create_task(_keep(self._warmer.keep_warm, engine)))
+                self._tasks.append(asyncio.create_task(_keep(self._read_metrics, engine)))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -75,6 +79,14 @@ class Supervisor:
             elif _now() - refused_at >= PARDON_S:
                 self._table.pardon(engine)
             await asyncio.sleep(self._table.config.health_interval_s)
+
+    async def _read_metrics(self, decode: EngineState) -> None:
+        """For ever, beside the requests and never in their way."""
+        while True:
+            if decode.up:
+                text = await self._client.fetch(decode, "/metrics", PROBE_TIMEOUT_S)
+                self._table.observe(decode, parse_kv(text) if text is not None else None)
+            await asyncio.sleep(self._table.config.metrics_interval_s)
 
 
 def _now() -> float:

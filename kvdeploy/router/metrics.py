@@ -70,6 +70,12 @@ class Metrics:
             ("decode",),
             registry=at,
         )
+        self.lost_blocks = Gauge(
+            "kvdeploy_router_lost_blocks",
+            "KV blocks that decode may hold for requests whose KV never came; an estimate",
+            ("decode",),
+            registry=at,
+        )
         self.ejections = Counter(
             "kvdeploy_router_ejections_total", "Engines taken out of use", ("engine",), registry=at
         )
@@ -131,6 +137,7 @@ class Metrics:
             self.refusals.labels(engine.name)
             if engine.role == "decode":
                 self.lost_writes.labels(engine.name)
+                self.lost_blocks.labels(engine.name)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

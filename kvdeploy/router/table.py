@@ -8,122 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from kvdeploy.router.policy import PairLoad, choose_pair, order_pairs
-from kvdeploy.router.standing import Standing
+from kvdeploy.router.policy import choose_pair, order_pairs
+from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvdeploy.model.routing import Engine, RouterConfig
+    from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.errors import EngineFailureError
+    from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
+    from kvdeploy.router.policy import PairLoad
 
 log = logging.getLogger(__name__)
-
-PairState = Literal["ready", "warming", "down", "refused"]
-EngineCondition = Literal["up", "down", "refused"]
-CONDITIONS: tuple[EngineCondition, ...] = ("up", "down", "refused")
-
-
-@dataclass(eq=False)
-class EngineState:
-    """One engine. `epoch` counts its lives: what was learned in an earlier one is void."""
-
-    engine: Engine
-    up: bool = False
-    refused: bool = False
-    """It said to be an engine that the table does not have in this place."""
-    reason: str = "not probed yet"
-    epoch: int = 0
-    prompt_tokens: int = 0
-    requests: int = 0
-    identities: dict[int | None, Coordinates] = field(default_factory=dict)
-    """By data parallel rank; None is the only rank of an engine without data parallelism."""
-    standing: Standing = field(default_factory=Standing)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _turn: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def condition(self) -> EngineCondition:
-        if not self.up:
-            return "down"
-        return "refused" if self.refused else "up"
-
-    @property
-    def ranks(self) -> tuple[int | None, ...]:
-        return tuple(range(self.engine.dp_size)) if self.engine.dp_size > 1 else (None,)
-
-    def next_rank(self) -> int | None:
-        self._turn += 1
-        return self.ranks[(self._turn - 1) % len(self.ranks)]
-
-
-@dataclass(eq=False)
-class Pair:
-    """One prefill and decode engine that may serve a request together."""
-
-    prefill: EngineState
-    decode: EngineState
-    warmed: tuple[int, int] | None = None
-    """The epochs of both engines when a request last went through them."""
-    failures: int = 0
-    retry_at: float = 0.0
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
-
-    @property
-    def epochs(self) -> tuple[int, int]:
-        return self.prefill.epoch, self.decode.epoch
-
-    @property
-    def up(self) -> bool:
-        """Whether a request may be sent over the pair, if only to warm it."""
-        return self.prefill.condition == self.decode.condition == "up"
-
-    @property
-    def state(self) -> PairState:
-        if not self.up:
-            conditions = {self.prefill.condition, self.decode.condition}
-            return "down" if "down" in conditions else "refused"
-        if self.warmed == self.epochs:
-            return "ready"
-        return "down" if self.failures else "warming"
-
-    def explain(self) -> str:
-        """Why the pair is not ready, or nothing."""
-        for engine in (self.prefill, self.decode):
-            if engine.condition != "up":
-                return f"{engine.name}: {engine.reason}"
-        return self.reason if self.state == "down" else ""
-
-    @property
-    def load(self) -> PairLoad:
-        return PairLoad(self.name, self.prefill.prompt_tokens, self.decode.requests)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A pair with one data parallel rank chosen on each side."""
-
-    prefill: EngineState
-    decode: EngineState
-    prefill_rank: int | None
-    decode_rank: int | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
 
 
 class Table:
@@ -140,11 +40,15 @@ class Table:
         )
         pairs = [Pair(self.engines[prefill], self.engines[decode]) for prefill, decode in ordered]
         self.pairs = {pair.name: pair for pair in pairs}
+        self._of: dict[str, list[Pair]] = {name: [] for name in self.engines}
+        for pair in pairs:
+            self._of[pair.prefill.name].append(pair)
+            self._of[pair.decode.name].append(pair)
         metrics.declare(config.engines)
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
-        return [pair for pair in self.pairs.values() if pair.decode is decode]
+        return self._of[decode.name]
 
     def loads(self, allows: Callable[[Pair], bool] = lambda _: True) -> list[PairLoad]:
         ready = [pair for pair in self.pairs.values() if pair.state == "ready"]
@@ -172,11 +76,10 @@ class Table:
         engine.up = True
         log.info("admitted engine=%s after: %s", engine.name, engine.reason)
         engine.reason = ""
-        for pair in self.pairs.values():
-            if engine in {pair.prefill, pair.decode}:
-                pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
-                pair.decode.wake.set()
-        self.refresh()
+        for pair in self._of[engine.name]:
+            pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
+            pair.decode.wake.set()
+        self.refresh(engine)
 
     def eject(self, engine: EngineState, reason: str) -> None:
         """Out of use until it is healthy again and its pairs are warm again."""
@@ -187,7 +90,7 @@ class Table:
             engine.identities.clear()
             self._metrics.ejections.labels(engine.name).inc()
             log.warning("ejected engine=%s: %s", engine.name, reason)
-        self.refresh()
+        self.refresh(engine)
 
     def blame(self, route: Route, error: EngineFailureError) -> None:
         """A request has failed on the route. Who fails again and again is ejected; where nobody
@@ -212,7 +115,7 @@ class Table:
         pair.warmed = None
         log.warning("cooled pair=%s: %s", pair.name, reason)
         pair.decode.wake.set()
-        self.refresh()
+        self.show(pair)
 
     def refuse(self, engine: EngineState, reason: str) -> None:
         """A healthy engine that is not the one the table means: kept out until it is another."""
@@ -223,14 +126,14 @@ class Table:
             engine.identities.clear()
             self._metrics.refusals.labels(engine.name).inc()
             log.error("refused engine=%s: %s", engine.name, reason)
-        self.refresh()
+        self.refresh(engine)
 
     def pardon(self, engine: EngineState) -> None:
         """Let a refused engine say again who it is: another may have taken its place."""
         if engine.refused:
             engine.refused = False
             self._wake(engine)
-            self.refresh()
+            self.refresh(engine)
 
     def identify(self, prefill: EngineState, rank: int | None, found: Coordinates) -> bool:
         """Adopt what P says it is; True when that ends an earlier identity of the same rank.
@@ -261,18 +164,68 @@ class Table:
         engine.epoch += 1
         log.warning("restarted engine=%s: %s", engine.name, reason)
         self._wake(engine)
-        self.refresh()
+        self.refresh(engine)
 
     def _wake(self, engine: EngineState) -> None:
-        for pair in self.pairs.values():
-            if engine in {pair.prefill, pair.decode}:
-                pair.decode.wake.set()
+        for pair in self._of[engine.name]:
+            pair.decode.wake.set()
 
-    def refresh(self) -> None:
-        for engine in self.engines.values():
+    def lose(self, decode: EngineState, tokens: int) -> None:
+        """A WRITE will not come: D may hold the prompt's blocks until it restarts."""
+        decode.lost_blocks += -(-tokens // self.config.block_size)
+        self._weigh(decode)
+
+    def observe(self, decode: EngineState, kv: KvGauges | None) -> None:
+        """What D's metrics say. A D that nobody uses cannot have lost more than it holds."""
+        decode.kv = kv
+        if kv is not None and not kv.busy and not decode.requests:
+            held = round(kv.used_share * kv.blocks)
+            decode.lost_blocks = min(decode.lost_blocks, held)
+        self._weigh(decode)
+
+    def _weigh(self, decode: EngineState) -> None:
+        """Drain D when too many of its blocks are lost, unless there is no other D to serve."""
+        self._metrics.lost_blocks.labels(decode.name).set(decode.lost_blocks)
+        was, decode.overdrawn = decode.overdrawn, self._is_overdrawn(decode)
+        if decode.overdrawn:
+            blocks = decode.kv.blocks if decode.kv else 0
+            decode.reason = (
+                f"about {decode.lost_blocks} of {blocks} KV blocks are held for requests whose KV "
+                "never came: restart it"
+            )
+            if not was:
+                log.error("overdrawn engine=%s: %s", decode.name, decode.reason)
+            if not decode.draining and self._has_other(decode):
+                decode.draining = True
+                self.refresh(decode)
+        elif was:
+            log.info("recovered engine=%s: its lost blocks are free again", decode.name)
+            decode.draining = False
+            decode.reason = ""
+            self._wake(decode)
+            self.refresh(decode)
+
+    def _is_overdrawn(self, decode: EngineState) -> bool:
+        """By its number of blocks as last known: an engine that is gone has not freed them."""
+        blocks = decode.kv.blocks if decode.kv else 0
+        if not blocks:
+            return decode.overdrawn and decode.lost_blocks > 0
+        return decode.lost_blocks >= self.config.drain_lost_share * blocks
+
+    def _has_other(self, decode: EngineState) -> bool:
+        return any(
+            pair.state == "ready" for pair in self.pairs.values() if pair.decode is not decode
+        )
+
+    def refresh(self, engine: EngineState | None = None) -> None:
+        """Show what has become of an engine and its pairs; of all without one."""
+        for one in self.engines.values() if engine is None else (engine,):
             for condition in CONDITIONS:
-                state = self._metrics.engine_state.labels(engine.name, condition)
-                state.set(engine.condition == condition)
-        for pair in self.pairs.values():
-            gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
-            gauge.set(pair.state == "ready")
+                state = self._metrics.engine_state.labels(one.name, condition)
+                state.set(one.condition == condition)
+        for pair in self.pairs.values() if engine is None else self._of[engine.name]:
+            self.show(pair)
+
+    def show(self, pair: Pair) -> None:
+        gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
+        gauge.set(pair.state == "ready")

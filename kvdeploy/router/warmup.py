@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router.errors import ApiError, EngineFailureError
 from kvdeploy.router.legs import Job
-from kvdeploy.router.table import EngineState, Pair, Route, Table
+from kvdeploy.router.states import EngineState, Pair, Route
 
 if TYPE_CHECKING:
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.dispatch import Dispatcher
+    from kvdeploy.router.table import Table
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Warmer:
         else:
             pair.warmed, pair.failures, pair.reason = epochs, 0, ""
             log.info("warmed pair=%s state=%s", pair.name, pair.state)
-        self._table.refresh()
+        self._table.show(pair)
 
     async def _send(self, route: Route) -> None:
         job = build_warmup(self._table.config)

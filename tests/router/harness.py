@@ -86,6 +86,7 @@ def build_config(engines: list[ScriptedEngine], **changes: Any) -> RouterConfig:
             "served_model": "tiny",
             "engines": [engine.describe() for engine in engines],
             "health_interval_s": 0.02,
+            "metrics_interval_s": 0.02,
             **changes,
         }
     )

@@ -81,6 +81,8 @@ class ScriptedEngine:
     """Answer legs with this status, once the gate is open."""
     finish: str = "length"
     """Its finish_reason; a prefill that ends otherwise than with "length" has freed its blocks."""
+    metrics: str = ""
+    """Its /metrics; without, it has none."""
     writes: bool = True
     """Prefill's WRITE lands; without, it answers as if it had."""
     choices: int = 1
@@ -128,6 +130,7 @@ class ScriptedEngine:
         app.add_routes(
             [
                 web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
                 web.post("/v1/completions", self._serve),
                 web.post("/v1/chat/completions", self._serve),
             ]
@@ -153,6 +156,9 @@ class ScriptedEngine:
     async def _health(self, _: web.Request) -> web.Response:
         await self.health_gate.wait()
         return web.Response(status=self.health)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.loopback
 RETRIES = 'kvdeploy_router_retries_total{reason="%s"}'
 RETRIED = 'kvdeploy_router_retried_requests_total{outcome="%s"}'
-NO_LOOKS = {"health_interval_s": 30.0}
+NO_LOOKS: dict[str, Any] = {"health_interval_s": 30.0}
 """So that only requests can find a fault."""
 
 

@@ -55,7 +55,11 @@ async def test_an_engine_of_another_cluster_is_never_warmed_nor_used_and_told_ev
     assert (status, answer["error"]["code"]) == (503, "no_pair_ready")
     assert alive == 200
     assert health_answer["engines"]["prefill-0"] == {"state": "refused", "reason": why}
-    assert health_answer["engines"]["decode-0"] == {"state": "up", "reason": ""}
+    assert health_answer["engines"]["decode-0"] == {
+        "state": "up",
+        "reason": "",
+        "lost_blocks": 0,
+    }
     assert ready["pairs"] == {PAIR: "refused"}
     assert ready["reasons"] == {PAIR: f"prefill-0: {why}"}
     refused = [r for r in caplog.records if r.getMessage().startswith("refused engine=")]
