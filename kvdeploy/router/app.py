@@ -78,6 +78,7 @@ class Routes:
             client_id=ticket.client_id,
             served_model=config.served_model,
             total_s=total_s,
+            block_size=config.block_size,
         )
         ticket.request_id = ticket.client_id or job.request_id
         pinned = self._check_pair(request.headers.get(PAIR_HEADER))

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvdeploy.router import errors
+from kvdeploy.router.choose import Chooser
 from kvdeploy.router.errors import EngineFailureError
 
 if TYPE_CHECKING:
     from kvdeploy.router.dispatch import Answer, Dispatcher
     from kvdeploy.router.legs import Job
     from kvdeploy.router.metrics import Metrics
-    from kvdeploy.router.states import Pair, Route
+    from kvdeploy.router.states import EngineState, Route
     from kvdeploy.router.table import Table
 
 log = logging.getLogger(__name__)
@@ -34,10 +35,12 @@ class Shunned:
     engines: set[str] = field(default_factory=set)
     pairs: set[str] = field(default_factory=set)
 
-    def allows(self, pair: Pair) -> bool:
-        if pair.name in self.pairs:
+    def allows(self, prefill: EngineState, decode: EngineState) -> bool:
+        if not self.engines and not self.pairs:
+            return True
+        if self.engines & {prefill.name, decode.name}:
             return False
-        return not self.engines & {pair.prefill.name, pair.decode.name}
+        return f"{prefill.name}/{decode.name}" not in self.pairs
 
     def add(self, route: Route, error: EngineFailureError) -> None:
         """Nobody can tell which of the two was at fault when D waited in vain: then it is both
@@ -64,6 +67,7 @@ class Trail:
 class Attempts:
     def __init__(self, table: Table, dispatcher: Dispatcher, metrics: Metrics) -> None:
         self._table = table
+        self._chooser = Chooser(table, metrics)
         self._dispatcher = dispatcher
         self._metrics = metrics
 
@@ -73,7 +77,7 @@ class Attempts:
         shunned = Shunned()
         failure: EngineFailureError | None = None
         while True:
-            route = self._choose(pinned, shunned)
+            route = self._choose(job, pinned, shunned)
             if route is None:
                 self._count(trail, served=False)
                 raise failure or errors.no_pair(self._table.states())
@@ -98,10 +102,10 @@ class Attempts:
                 self._count(trail, served=True)
                 return answer
 
-    def _choose(self, pinned: str | None, shunned: Shunned) -> Route | None:
+    def _choose(self, job: Job, pinned: str | None, shunned: Shunned) -> Route | None:
         """Raises ApiError when the pinned pair is not ready."""
         if pinned is None:
-            return self._table.choose(shunned.allows)
+            return self._chooser.choose(job, shunned.allows)
         pair = self._table.pairs[pinned]
         if pair.state != "ready":
             raise errors.pair_not_ready(pinned, pair.state, pair.explain())

@@ -12,12 +12,22 @@ from typing import Any
 
 from kvdeploy.router import errors
 from kvdeploy.router.legs import Endpoint, Job, build_request_id
+from kvdeploy.router.prefix import CHARS_PER_TOKEN, build_keys
 
-CHARS_PER_TOKEN = 4
+_PROMPT: dict[Endpoint, str] = {
+    "/v1/completions": "prompt",
+    "/v1/chat/completions": "messages",
+}
 
 
 def parse_job(
-    endpoint: Endpoint, raw: bytes, *, client_id: str | None, served_model: str, total_s: float
+    endpoint: Endpoint,
+    raw: bytes,
+    *,
+    client_id: str | None,
+    served_model: str,
+    total_s: float,
+    block_size: int,
 ) -> Job:
     """Raises ApiError."""
     body = _parse_object(raw)
@@ -43,6 +53,7 @@ def parse_job(
         request_id=build_request_id(client_id),
         stream=bool(body.get("stream")),
         prompt_tokens=prompt_tokens,
+        prefix=build_keys(body.get(_PROMPT[endpoint]), block_size),
         total_s=total_s,
         needs_prefill=not _wants_prompt_logprobs(endpoint, body),
     )

@@ -11,7 +11,10 @@ import json
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kvdeploy.router.prefix import Key
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -49,6 +52,8 @@ class Job:
     stream: bool = False
     prompt_tokens: int = 1
     """An estimate, for balancing only."""
+    prefix: tuple[Key, ...] = ()
+    """Names of the prompt's beginnings, for finding who has them in its cache."""
     total_s: float = 600.0
     needs_prefill: bool = True
     """False when decode must compute the prompt itself, so that a push would find no taker."""

@@ -70,6 +70,12 @@ class Metrics:
             ("decode",),
             registry=at,
         )
+        self.choices = Counter(
+            "kvdeploy_router_choices_total",
+            "Requests given to an engine, and whether it had been sent the prompt's beginning",
+            ("engine", "by"),
+            registry=at,
+        )
         self.lost_blocks = Gauge(
             "kvdeploy_router_lost_blocks",
             "KV blocks that decode may hold for requests whose KV never came; an estimate",
@@ -133,6 +139,8 @@ class Metrics:
         for engine in engines:
             self.leg_seconds.labels(engine.name, engine.role)
             self.in_flight.labels(engine.name)
+            for by in ("load", "prefix"):
+                self.choices.labels(engine.name, by)
             self.ejections.labels(engine.name)
             self.refusals.labels(engine.name)
             if engine.role == "decode":

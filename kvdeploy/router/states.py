@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from kvdeploy.router.policy import PairLoad
 from kvdeploy.router.standing import Standing
 
 if TYPE_CHECKING:
@@ -110,10 +109,6 @@ class Pair:
             if engine.condition != "up":
                 return f"{engine.name}: {engine.reason}"
         return self.reason if self.state == "down" else ""
-
-    @property
-    def load(self) -> PairLoad:
-        return PairLoad(self.name, self.prefill.prompt_tokens, self.decode.requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from kvdeploy.router.policy import choose_pair, order_pairs
+from kvdeploy.router.policy import order_pairs
 from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.errors import EngineFailureError
     from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
-    from kvdeploy.router.policy import PairLoad
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,6 @@ class Table:
     def __init__(self, config: RouterConfig, metrics: Metrics) -> None:
         self.config = config
         self._metrics = metrics
-        self._turn = 0
         self.engines = {engine.name: EngineState(engine) for engine in config.engines}
         ordered = order_pairs(
             [e.name for e in config.by_role("prefill")],
@@ -44,27 +40,25 @@ class Table:
         for pair in pairs:
             self._of[pair.prefill.name].append(pair)
             self._of[pair.decode.name].append(pair)
+        self._open: list[EngineState] = []
+        self._partners: dict[str, list[EngineState]] = {pair.prefill.name: [] for pair in pairs}
         metrics.declare(config.engines)
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
         return self._of[decode.name]
 
-    def loads(self, allows: Callable[[Pair], bool] = lambda _: True) -> list[PairLoad]:
-        ready = [pair for pair in self.pairs.values() if pair.state == "ready"]
-        return [pair.load for pair in ready if allows(pair)]
+    @property
+    def open_prefills(self) -> list[EngineState]:
+        """Prefills with a ready pair."""
+        return self._open
 
-    def choose(self, allows: Callable[[Pair], bool]) -> Route | None:
-        """The best ready pair of those that are allowed."""
-        name = choose_pair(self.config.policy, self.loads(allows), self.next_turn())
-        return None if name is None else self.build_route(self.pairs[name])
+    def partners(self, prefill: EngineState) -> list[EngineState]:
+        """Decodes that are ready for the prefill."""
+        return self._partners[prefill.name]
 
     def states(self) -> dict[str, str]:
         return {name: self.pairs[name].state for name in sorted(self.pairs)}
-
-    def next_turn(self) -> int:
-        self._turn += 1
-        return self._turn - 1
 
     def build_route(self, pair: Pair) -> Route:
         return Route(pair.prefill, pair.decode, pair.prefill.next_rank(), pair.decode.next_rank())
@@ -227,5 +221,14 @@ class Table:
             self.show(pair)
 
     def show(self, pair: Pair) -> None:
+        """What a choice looks at is kept ready for it, so that it need not look at every pair."""
+        is_ready = pair.state == "ready"
         gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
-        gauge.set(pair.state == "ready")
+        gauge.set(is_ready)
+        partners = self._partners[pair.prefill.name]
+        if is_ready == (pair.decode in partners):
+            return
+        # In the table's order, whatever the order in which pairs became ready.
+        ready = {p.decode.name for p in self._of[pair.prefill.name] if p.state == "ready"}
+        partners[:] = [engine for engine in self.engines.values() if engine.name in ready]
+        self._open = [engine for engine in self.engines.values() if self._partners.get(engine.name)]

@@ -73,6 +73,11 @@ class Fleet:
                 pytest.fail(f"never happened: {what}")
             await asyncio.sleep(0.005)
 
+    def is_idle(self) -> bool:
+        """No leg is under way, nor counted as if it were."""
+        engines = self.service.table.engines.values()
+        return all((e.requests, e.prompt_tokens) == (0, 0) for e in engines)
+
     async def until_ready(self) -> None:
         pairs = self.service.table.pairs.values()
         await self.until(lambda: all(p.state == "ready" for p in pairs), "every pair is ready")

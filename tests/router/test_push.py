@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_lets_the_write_land_before_decode_is_closed(
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
         await fleet.until(lambda: fleet.decode.aborted, "decode's leg is closed")
         assert not fleet.prefill.aborted
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "loads are back")
+        await fleet.until(fleet.is_idle, "loads are back")
         assert await fleet.metric("kvdeploy_router_background_legs") == 0
         assert await fleet.metric(LOST) == 0
 
@@ -237,7 +237,7 @@ async def test_a_decode_that_refuses_frees_prefill_at_once() -> None:
         fleet.decode.fail = 400
         status, _, _ = await fleet.post()
         await fleet.until(lambda: fleet.prefill.aborted, "prefill's leg is closed")
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
         assert (status, await fleet.metric(LOST)) == (400, 0)
 
 
@@ -268,7 +268,7 @@ async def test_a_refusal_that_decode_repeats_a_little_later_loses_no_write() -> 
         status, _, _ = await fleet.post()
         assert (status, fleet.decode.aborted) == (400, [])
         fleet.decode.gate.set()
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
 
         assert await fleet.metric(LOST) == 0
 
@@ -280,7 +280,7 @@ async def test_a_prefill_that_fails_after_decode_has_answered_loses_no_write() -
         fleet.decode.fail = 500
         assert (await fleet.post())[0] == 502
         fleet.prefill.gate.set()
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
 
         assert await fleet.metric(LOST) == 0
 
@@ -303,7 +303,7 @@ async def test_prefills_deadline_answers_the_client_and_the_leg_goes_on() -> Non
 
         fleet.prefill.gate.set()
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
         assert not fleet.prefill.aborted
         assert await fleet.metric(LOST) == 0
 
