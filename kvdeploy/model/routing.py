@@ -58,6 +58,14 @@ class RouterConfig(Stored):
     """Tokens a KV block."""
     drain_lost_share: float = 0.25
     """A decode that may have lost so much of its KV to requests whose KV never came is drained."""
+    prefill_at_once: int | None = None
+    """Requests that a prefill engine is given at once; None is any number."""
+    decode_at_once: int | None = None
+    """Requests that a decode engine is given at once; None is any number."""
+    queue_size: int = 1024
+    """Requests that may wait for room."""
+    queue_wait_s: float = 30.0
+    """Longest wait for room."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
     pair_header: bool = True

@@ -158,6 +158,30 @@ class RouterSpec(Frozen):
         gt=0,
         le=1,
     )
+    prefill_at_once: int | None = knob(
+        None,
+        doc="requests a prefill engine is given at once; default: any number",
+        change=Change.ROUTER,
+        ge=1,
+        le=100_000,
+    )
+    decode_at_once: int | None = knob(
+        None,
+        doc="requests a decode engine is given at once; default: any number",
+        change=Change.ROUTER,
+        ge=1,
+        le=100_000,
+    )
+    queue_size: int = knob(
+        1024,
+        doc="requests that may wait for an engine to have room",
+        change=Change.ROUTER,
+        ge=0,
+        le=1_000_000,
+    )
+    queue_wait_s: float = knob(
+        30.0, doc="longest wait for room, in seconds", change=Change.ROUTER, gt=0, le=86400
+    )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvdeploy.router import errors
+from kvdeploy.router.admission import Admission
 from kvdeploy.router.choose import Chooser
 from kvdeploy.router.errors import EngineFailureError
 
@@ -67,7 +68,7 @@ class Trail:
 class Attempts:
     def __init__(self, table: Table, dispatcher: Dispatcher, metrics: Metrics) -> None:
         self._table = table
-        self._chooser = Chooser(table, metrics)
+        self._admission = Admission(table, Chooser(table, metrics), metrics)
         self._dispatcher = dispatcher
         self._metrics = metrics
 
@@ -77,7 +78,11 @@ class Attempts:
         shunned = Shunned()
         failure: EngineFailureError | None = None
         while True:
-            route = self._choose(job, pinned, shunned)
+            if pinned is None:
+                until = started + job.total_s
+                route = await self._admission.enter(job, shunned.allows, until=until)
+            else:
+                route = self._find(pinned)
             if route is None:
                 self._count(trail, served=False)
                 raise failure or errors.no_pair(self._table.states())
@@ -102,10 +107,8 @@ class Attempts:
                 self._count(trail, served=True)
                 return answer
 
-    def _choose(self, job: Job, pinned: str | None, shunned: Shunned) -> Route | None:
-        """Raises ApiError when the pinned pair is not ready."""
-        if pinned is None:
-            return self._chooser.choose(job, shunned.allows)
+    def _find(self, pinned: str) -> Route:
+        """Whatever its load: who names a pair wants that one. Raises ApiError."""
         pair = self._table.pairs[pinned]
         if pair.state != "ready":
             raise errors.pair_not_ready(pinned, pair.state, pair.explain())

@@ -49,6 +49,14 @@ class Chooser:
             self._note(job, route)
         return route
 
+    def is_open(self, allows: Allows) -> bool:
+        """Whether an allowed pair is ready, however busy."""
+        return any(
+            allows(prefill, decode)
+            for prefill in self._table.open_prefills
+            for decode in self._table.partners(prefill)
+        )
+
     def _find(
         self, job: Job, prefills: Sequence[EngineState], turn: int, allows: Allows
     ) -> Route | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvdeploy.router import legs
 from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
-from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, run_prefill
+from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, start_prefill
 
 if TYPE_CHECKING:
     from kvdeploy.router.background import Background
@@ -80,9 +80,7 @@ class Dispatcher:
         """Push: neither leg waits for the other."""
         sent = route.prefill.identities[route.prefill_rank]
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
-        prefill = self._background.start(
-            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=sent)
-        )
+        prefill = self._start_prefill(job, route, sent)
         prefill.add_done_callback(partial(self._account, decode))
         decode.start(legs.build_push_params(job, sent))
         try:
@@ -108,9 +106,7 @@ class Dispatcher:
 
     async def send_in_turn(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Pull, and the warm-up in every mode: decode is told what prefill answered."""
-        prefill = self._background.start(
-            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=None)
-        )
+        prefill = self._start_prefill(job, route, None)
         try:
             await asyncio.wait({prefill}, timeout=self._prefill_limit(job, started))
         finally:
@@ -128,6 +124,12 @@ class Dispatcher:
         except BaseException:
             decode.close()
             raise
+
+    def _start_prefill(
+        self, job: legs.Job, route: Route, sent: legs.Coordinates | None
+    ) -> asyncio.Task[Prefilled]:
+        to, at = route.prefill, route.prefill_rank
+        return start_prefill(self._wires, self._background, job, to, at, sent=sent)
 
     async def _wait_first(
         self,

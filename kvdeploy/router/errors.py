@@ -36,6 +36,8 @@ CODES = (
     "prefill_unreachable",
     "prefill_wrong_engine",
     "prefill_wrong_mode",
+    "queue_full",
+    "queue_timeout",
     "refused_by_engine",
     "router_bug",
     "total_deadline",
@@ -161,6 +163,18 @@ def no_pair(states: Mapping[str, str]) -> ApiError:
         kind="service_unavailable",
         headers={"Retry-After": "1"},
     )
+
+
+def queue_full(size: int) -> ApiError:
+    return _too_many("queue_full", f"All engines are busy, and {size} requests wait already.")
+
+
+def queue_timeout(seconds: float) -> ApiError:
+    return _too_many("queue_timeout", f"No engine had room for the request within {seconds:.3g} s.")
+
+
+def _too_many(code: str, message: str) -> ApiError:
+    return ApiError(429, code, message, kind="rate_limit_error", headers={"Retry-After": "1"})
 
 
 def pair_not_ready(name: str, state: str, reason: str) -> ApiError:

@@ -19,6 +19,7 @@ from kvdeploy.router.judge import find_decode_fault, find_prefill_fault, find_st
 if TYPE_CHECKING:
     import aiohttp
 
+    from kvdeploy.router.background import Background
     from kvdeploy.router.client import EngineClient
     from kvdeploy.router.metrics import Metrics
     from kvdeploy.router.states import EngineState
@@ -52,7 +53,6 @@ async def run_prefill(
     """Never raises for what P does. `sent` is what D was told of P, if it was told already."""
     bound_s = wires.table.config.deadlines.prefill_s + BACKGROUND_S
     started = time.perf_counter()
-    _load(wires, to, job.prompt_tokens, 1)
     try:
         async with asyncio.timeout(bound_s):
             response = await wires.client.post(
@@ -68,9 +68,24 @@ async def run_prefill(
         _note(wires.table, to, e)
         return Prefilled({}, e)
     finally:
-        _load(wires, to, -job.prompt_tokens, -1)
         elapsed = time.perf_counter() - started
         wires.metrics.leg_seconds.labels(to.name, to.engine.role).observe(elapsed)
+
+
+def start_prefill(
+    wires: Wires,
+    background: Background,
+    job: legs.Job,
+    to: EngineState,
+    rank: int | None,
+    *,
+    sent: legs.Coordinates | None,
+) -> asyncio.Task[Prefilled]:
+    """Send the leg and count it at once: the next choice must see it."""
+    _load(wires, to, job.prompt_tokens, 1)
+    task = background.start(run_prefill(wires, job, to, rank, sent=sent))
+    task.add_done_callback(lambda _: _load(wires, to, -job.prompt_tokens, -1))
+    return task
 
 
 class DecodeLeg:
@@ -220,6 +235,8 @@ def _load(wires: Wires, to: EngineState, tokens: int, requests: int) -> None:
     to.prompt_tokens += tokens
     to.requests += requests
     wires.metrics.in_flight.labels(to.name).set(to.requests)
+    if requests < 0:
+        wires.table.on_change()
 
 
 def _retrieve(task: asyncio.Task[bytes]) -> None:

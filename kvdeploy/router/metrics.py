@@ -70,6 +70,15 @@ class Metrics:
             ("decode",),
             registry=at,
         )
+        self.queued = Gauge(
+            "kvdeploy_router_queued", "Requests that wait for an engine to have room", registry=at
+        )
+        self.queue_seconds = Histogram(
+            "kvdeploy_router_queue_seconds",
+            "Time in the queue, of requests that had to wait",
+            buckets=_SECONDS,
+            registry=at,
+        )
         self.choices = Counter(
             "kvdeploy_router_choices_total",
             "Requests given to an engine, and whether it had been sent the prompt's beginning",

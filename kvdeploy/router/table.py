@@ -14,6 +14,8 @@ from kvdeploy.router.policy import order_pairs
 from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.errors import EngineFailureError
     from kvdeploy.router.gauges import KvGauges
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from kvdeploy.router.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Table:
@@ -40,6 +46,8 @@ class Table:
         for pair in pairs:
             self._of[pair.prefill.name].append(pair)
             self._of[pair.decode.name].append(pair)
+        self.on_change: Callable[[], None] = _nothing
+        """Told when an engine may have got room, or a pair has become ready or not."""
         self._open: list[EngineState] = []
         self._partners: dict[str, list[EngineState]] = {pair.prefill.name: [] for pair in pairs}
         metrics.declare(config.engines)
@@ -232,3 +240,4 @@ class Table:
         ready = {p.decode.name for p in self._of[pair.prefill.name] if p.state == "ready"}
         partners[:] = [engine for engine in self.engines.values() if engine.name in ready]
         self._open = [engine for engine in self.engines.values() if self._partners.get(engine.name)]
+        self.on_change()
