@@ -29,6 +29,18 @@ class Engine(Stored):
         return self.engine_id.partition(GENERATION)[0]
 
 
+Mode = Literal["push", "push-sequential", "pull", "aggregated"]
+"""How a request is served: both legs at once; decode after prefill, by push or by pull; decode
+alone.
+"""
+Connector = Literal["push", "pull"]
+MODES: dict[Connector, tuple[Mode, ...]] = {
+    "push": ("push", "push-sequential", "aggregated"),
+    "pull": ("pull", "aggregated"),
+}
+"""What engines with this connector can do: a leg of the other kind ends decode's process."""
+
+
 class Deadlines(Stored):
     """Seconds."""
 
@@ -45,7 +57,14 @@ class RouterConfig(Stored):
     host: str
     port: int
     served_model: str
-    mode: Literal["push", "pull"] = "push"
+    mode: Connector = "push"
+    """The engines' connector."""
+    dispatch: Mode | None = None
+    """How requests are served; None is as the connector's name says."""
+    mode_header: bool = False
+    """Whether a client may choose it."""
+    aggregate_below_tokens: int = 0
+    """Prompts shorter than this, by estimate, go to decode alone."""
     policy: Literal["least-loaded", "round-robin"] = "least-loaded"
     engines: tuple[Engine, ...]
     deadlines: Deadlines = Deadlines()
@@ -75,6 +94,10 @@ class RouterConfig(Stored):
     """Between two looks at decode's metrics."""
     warmup_tokens: int = 1
     """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
+
+    @property
+    def usual_mode(self) -> Mode:
+        return self.dispatch or self.mode
 
     def by_role(self, role: Literal["prefill", "decode"]) -> tuple[Engine, ...]:
         return tuple(e for e in self.engines if e.role == role)

@@ -134,6 +134,23 @@ class RouterSpec(Frozen):
     deadlines: DeadlinesSpec = knob(
         DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.ROUTER
     )
+    mode: Literal["auto", "push", "push-sequential", "pull", "aggregated"] = knob(
+        "auto",
+        doc="auto (as connector.mode), push, push-sequential, pull, aggregated (for comparison)",
+        change=Change.ROUTER,
+    )
+    mode_header: bool = knob(
+        default=False,
+        doc="let X-Kvdeploy-Mode choose the mode of a request",
+        change=Change.ROUTER,
+    )
+    aggregate_below_tokens: int = knob(
+        0,
+        doc="prompts shorter than this go to decode alone; 0: none",
+        change=Change.ROUTER,
+        ge=0,
+        le=10_000_000,
+    )
     tries: int = knob(
         3,
         doc="pairs a request may be sent to before its first byte",

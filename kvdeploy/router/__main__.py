@@ -17,7 +17,7 @@ import uvloop
 from pydantic import ValidationError
 
 from kvdeploy.errors import FleetError, KvdeployError, SpecError
-from kvdeploy.model.routing import RouterConfig
+from kvdeploy.model.routing import MODES, RouterConfig
 from kvdeploy.router.auth import read_keys
 from kvdeploy.router.service import DRAIN_S, Service
 
@@ -40,6 +40,12 @@ def read_config(path: Path) -> RouterConfig:
         )
         message = f"{path} is not a router configuration: {problems}"
         raise SpecError(message, hint=hint) from e
+    if config.usual_mode not in MODES[config.mode]:
+        message = (
+            f"{path}: dispatch: engines with the {config.mode} connector cannot do "
+            f"{config.usual_mode}; they can {', '.join(MODES[config.mode])}"
+        )
+        raise SpecError(message, hint=hint)
     names = [engine.name for engine in config.engines]
     if len(set(names)) != len(names):
         message = f"{path}: engines.name: each engine needs a name of its own, got {names}"

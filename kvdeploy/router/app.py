@@ -79,7 +79,10 @@ class Routes:
             served_model=config.served_model,
             total_s=total_s,
             block_size=config.block_size,
+            mode=intake.parse_mode(request.headers.get(intake.MODE_HEADER), config),
+            aggregate_below=config.aggregate_below_tokens,
         )
+        ticket.trail.mode = job.mode
         ticket.request_id = ticket.client_id or job.request_id
         pinned = self._check_pair(request.headers.get(PAIR_HEADER))
         answer = await service.attempts.open(job, pinned=pinned, trail=ticket.trail)

@@ -58,6 +58,7 @@ class Trail:
     """Where a request has been."""
 
     pairs: list[str] = field(default_factory=list)
+    mode: str = ""
 
     @property
     def pair(self) -> str:
@@ -89,6 +90,7 @@ class Attempts:
             if failure is not None:
                 self._metrics.retries.labels(failure.code).inc()
             trail.pairs.append(route.name)
+            self._metrics.sent.labels(job.mode).inc()
             try:
                 answer = await self._dispatcher.open(_name(job, trail), route, started=started)
             except EngineFailureError as e:

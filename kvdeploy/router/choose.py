@@ -122,10 +122,10 @@ class Chooser:
         return memory.cached_tokens(job.prefix, Place(engine.name, at, engine.epoch))
 
     def _note(self, job: Job, route: Route) -> None:
-        for engine, at in (
-            (route.prefill, route.prefill_rank),
-            (route.decode, route.decode_rank),
-        ):
+        sent = [(route.decode, route.decode_rank)]
+        if job.needs_prefill:
+            sent.append((route.prefill, route.prefill_rank))
+        for engine, at in sent:
             by = "prefix" if self._cached(engine, at, job) else "load"
             self._metrics.choices.labels(engine.name, by).inc()
             place = Place(engine.name, at, engine.epoch)

@@ -67,14 +67,14 @@ class Dispatcher:
         self._deadlines = wires.table.config.deadlines
 
     async def open(self, job: legs.Job, route: Route, *, started: float) -> Answer:
-        """Decode's first byte, by the configured mode. `started`, on the event loop's clock, is
+        """Decode's first byte, in the job's mode. `started`, on the event loop's clock, is
         when the request's total began. Raises ApiError.
         """
         if not job.needs_prefill:
             return await self.send_alone(job, route, started=started)
-        if self._wires.table.config.mode == "pull":
-            return await self.send_in_turn(job, route, started=started)
-        return await self.send_at_once(job, route, started=started)
+        if job.mode == "push":
+            return await self.send_at_once(job, route, started=started)
+        return await self.send_in_turn(job, route, started=started)
 
     async def send_at_once(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Push: neither leg waits for the other."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 CODES = (
+    "bad_mode",
     "bad_pair",
     "bad_request",
     "body_too_large",
@@ -194,6 +195,15 @@ def pair_header_off(header: str) -> ApiError:
 
 def unknown_pair(name: str, good: Sequence[str]) -> ApiError:
     return bad_request(f"There is no pair {name!r}; there are {', '.join(good)}.", code="bad_pair")
+
+
+def mode_header_off(header: str) -> ApiError:
+    return bad_request(f"`{header}` is switched off in this service.", code="bad_mode")
+
+
+def unknown_mode(name: str, good: Sequence[str]) -> ApiError:
+    message = f"There is no mode {name!r} here; there are {', '.join(good)}."
+    return bad_request(message, code="bad_mode")
 
 
 Deadline = Literal[

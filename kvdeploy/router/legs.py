@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from kvdeploy.model.routing import Mode
     from kvdeploy.router.prefix import Key
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
@@ -55,8 +56,12 @@ class Job:
     prefix: tuple[Key, ...] = ()
     """Names of the prompt's beginnings, for finding who has them in its cache."""
     total_s: float = 600.0
-    needs_prefill: bool = True
-    """False when decode must compute the prompt itself, so that a push would find no taker."""
+    mode: Mode = "push"
+
+    @property
+    def needs_prefill(self) -> bool:
+        """False when decode computes the prompt itself."""
+        return self.mode != "aggregated"
 
 
 def build_request_id(client_id: str | None) -> str:

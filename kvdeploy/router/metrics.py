@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kvdeploy.model.routing import Mode
 from kvdeploy.router.errors import CODES, RETRIED
 from kvdeploy.router.legs import Endpoint
 
@@ -69,6 +70,9 @@ class Metrics:
             "Requests whose KV never reached decode: its blocks may be lost until it restarts",
             ("decode",),
             registry=at,
+        )
+        self.sent = Counter(
+            "kvdeploy_router_sent_total", "Tries sent to engines, by mode", ("mode",), registry=at
         )
         self.queued = Gauge(
             "kvdeploy_router_queued", "Requests that wait for an engine to have room", registry=at
@@ -143,6 +147,8 @@ class Metrics:
             self.errors.labels(code)
         for code in RETRIED:
             self.retries.labels(code)
+        for mode in get_args(Mode):
+            self.sent.labels(mode)
         for outcome in ("served", "failed"):
             self.retried.labels(outcome)
         for engine in engines:

@@ -64,7 +64,7 @@ class Service:
             "listening host=%s port=%s mode=%s policy=%s engines=%s",
             self.config.host,
             port,
-            self.config.mode,
+            self.config.usual_mode,
             self.config.policy,
             ",".join(self.table.engines),
         )

@@ -127,10 +127,11 @@ def _record(service: Service, request: web.Request, ticket: Ticket, status: int)
         )
     log.log(
         logging.DEBUG if endpoint in OPEN_PATHS else logging.INFO,
-        "access method=%s path=%s status=%s pair=%s tries=%s seconds=%.4f request_id=%s",
+        "access method=%s path=%s status=%s mode=%s pair=%s tries=%s seconds=%.4f request_id=%s",
         request.method,
         request.rel_url.raw_path,
         status,
+        ticket.trail.mode or "-",
         ticket.trail.pair or "-",
         len(ticket.trail.pairs),
         seconds,

@@ -146,8 +146,8 @@ async def test_every_request_leaves_one_access_line(caplog: pytest.LogCaptureFix
 
     [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("access ")]
     assert line.startswith(
-        "access method=POST path=/v1/completions status=200 pair=prefill-0/decode-0 tries=1 "
-        "seconds=0."
+        "access method=POST path=/v1/completions status=200 mode=push "
+        "pair=prefill-0/decode-0 tries=1 seconds=0."
     )
     assert line.endswith(" request_id=mine")
 

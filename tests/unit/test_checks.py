@@ -119,6 +119,14 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Set it to 120 or more.",
     ),
     (
+        {"router.mode": "pull"},
+        "router-mode-unfit",
+        Severity.ERROR,
+        "router.mode",
+        "engines with connector.mode push cannot do pull",
+        "Good values: auto, push, push-sequential, aggregated.",
+    ),
+    (
         {"model.id": "builtin:tinny"},
         "builtin-model-unknown",
         Severity.ERROR,
