@@ -57,13 +57,15 @@ def read_config(path: Path) -> RouterConfig:
     return config
 
 
-async def serve(config: RouterConfig) -> None:
-    """Until SIGTERM or SIGINT. Raises KvdeployError."""
+async def serve(path: Path) -> None:
+    """Until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises KvdeployError."""
+    config = read_config(path)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = Service(config, read_keys(config.api_key_file))
+    loop.add_signal_handler(signal.SIGHUP, reload, service, path)
     try:
         await service.start()
         await stop.wait()
@@ -76,6 +78,18 @@ async def serve(config: RouterConfig) -> None:
         raise FleetError(message, hint=hint) from e
     finally:
         await service.stop()
+
+
+def reload(service: Service, path: Path) -> None:
+    """A configuration that is wrong changes nothing."""
+    try:
+        config = read_config(path)
+        keys = read_keys(config.api_key_file)
+    except KvdeployError as e:
+        service.metrics.reloads.labels("refused").inc()
+        log.error("not reloaded: %s", e.message)  # noqa: TRY400
+        return
+    service.reload(config, keys)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
-        uvloop.run(serve(read_config(options.config)))
+        uvloop.run(serve(options.config))
     except KvdeployError as e:
         log.error("%s%s", e.message, f" ({e.hint})" if e.hint else "")  # noqa: TRY400
         return e.exit_code

@@ -17,6 +17,7 @@ from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalEr
 from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, start_prefill
 
 if TYPE_CHECKING:
+    from kvdeploy.model.routing import Deadlines
     from kvdeploy.router.background import Background
     from kvdeploy.router.states import Route
 
@@ -64,7 +65,10 @@ class Dispatcher:
     def __init__(self, wires: Wires, background: Background) -> None:
         self._wires = wires
         self._background = background
-        self._deadlines = wires.table.config.deadlines
+
+    @property
+    def _deadlines(self) -> Deadlines:
+        return self._wires.table.config.deadlines
 
     async def open(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Decode's first byte, in the job's mode. `started`, on the event loop's clock, is

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvdeploy.router.table import Table
     from kvdeploy.router.warmup import Warmer
 
+    Work = Callable[[EngineState], Awaitable[Any]]
+
 log = logging.getLogger(__name__)
 
 PARDON_S = 30.0
@@ -50,20 +52,31 @@ class Supervisor:
         self._client = client
         self._table = table
         self._warmer = warmer
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[EngineState, list[asyncio.Task[None]]] = {}
 
-    def start(self) -> None:
-        for engine in self._table.engines.values():
-            self._tasks.append(asyncio.create_task(_keep(self._watch, engine)))
-            if engine.engine.role == "decode":
-                self._tasks.append(asyncio.create_task(_keep(self._warmer.keep_warm, engine)))
-                self._tasks.append(asyncio.create_task(_keep(self._read_metrics, engine)))
+    def sync(self) -> None:
+        """Look after the engines that are in the table now, and after no others."""
+        wanted = list(self._table.engines.values())
+        for engine in [e for e in self._tasks if e not in wanted]:
+            for task in self._tasks.pop(engine):
+                task.cancel()
+        for engine in wanted:
+            if engine not in self._tasks:
+                self._tasks[engine] = [
+                    asyncio.create_task(_keep(work, engine)) for work in self._works(engine)
+                ]
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = [task for of_one in self._tasks.values() for task in of_one]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+    def _works(self, engine: EngineState) -> list[Work]:
+        if engine.engine.role == "prefill":
+            return [self._watch]
+        return [self._watch, self._warmer.keep_warm, self._read_metrics]
 
     async def _watch(self, engine: EngineState) -> None:
         strikes = Strikes()
@@ -93,7 +106,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _keep(work: Callable[[EngineState], Awaitable[Any]], engine: EngineState) -> None:
+async def _keep(work: Work, engine: EngineState) -> None:
     """A bug in one look must not end all looks."""
     while True:
         try:

@@ -5,6 +5,7 @@ Owns names, labels and buckets. Never labels by anything a client chooses.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvdeploy.model.routing import Mode
 from kvdeploy.router.errors import CODES, RETRIED
 from kvdeploy.router.legs import Endpoint
+from kvdeploy.router.states import CONDITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,6 +71,12 @@ class Metrics:
             "kvdeploy_router_lost_writes_total",
             "Requests whose KV never reached decode: its blocks may be lost until it restarts",
             ("decode",),
+            registry=at,
+        )
+        self.reloads = Counter(
+            "kvdeploy_router_reloads_total",
+            "Configurations read again, by whether they were taken up",
+            ("outcome",),
             registry=at,
         )
         self.sent = Counter(
@@ -147,6 +155,8 @@ class Metrics:
             self.errors.labels(code)
         for code in RETRIED:
             self.retries.labels(code)
+        for outcome in ("done", "refused"):
+            self.reloads.labels(outcome)
         for mode in get_args(Mode):
             self.sent.labels(mode)
         for outcome in ("served", "failed"):
@@ -161,6 +171,16 @@ class Metrics:
             if engine.role == "decode":
                 self.lost_writes.labels(engine.name)
                 self.lost_blocks.labels(engine.name)
+
+    def forget(self, engines: Iterable[str], pairs: Iterable[str]) -> None:
+        """Gauges of what is no longer in the table; what was counted stays."""
+        for name in engines:
+            for state in CONDITIONS:
+                self.engine_state.remove(name, state)
+            with contextlib.suppress(KeyError):
+                self.lost_blocks.remove(name)
+        for pair in pairs:
+            self.pair_ready.remove(*pair.split("/"))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

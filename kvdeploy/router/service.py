@@ -1,12 +1,12 @@
 """The running router: its parts, put together and taken apart in order.
 
-Owns what is alive between start and stop. A new configuration means a new Table here.
+Owns what is alive between start and stop, and what a new configuration changes of it.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+AT_START = ("host", "port", "max_body_bytes")
+"""Settings that are taken up by a restart only; `deadlines.connect_s` is another."""
 DRAIN_S = 10.0
 LEGS_S = 5.0
 
@@ -58,7 +60,7 @@ class Service:
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port)
         await site.start()
-        self._supervisor.start()
+        self._supervisor.sync()
         port: int = self._runner.addresses[0][1]
         log.info(
             "listening host=%s port=%s mode=%s policy=%s engines=%s",
@@ -69,6 +71,21 @@ class Service:
             ",".join(self.table.engines),
         )
         return port
+
+    def reload(self, config: RouterConfig, keys: Keys) -> None:
+        """Take a new configuration up. Requests under way keep what they have begun with."""
+        later: dict[str, Any] = {name: getattr(self.config, name) for name in AT_START}
+        connect_s = self.config.deadlines.connect_s
+        later["deadlines"] = config.deadlines.model_copy(update={"connect_s": connect_s})
+        kept = config.model_copy(update=later)
+        waiting = [name for name in later if getattr(config, name) != later[name]]
+        if waiting:
+            log.warning("changed at the next start only: %s", ", ".join(waiting))
+        self.config, self.keys = kept, keys
+        self.table.reload(kept)
+        self._supervisor.sync()
+        self.metrics.reloads.labels("done").inc()
+        log.info("reloaded engines=%s", ",".join(self.table.engines))
 
     async def stop(self) -> None:
         """Finish what is in flight, within bounds."""

@@ -85,6 +85,10 @@ class Pair:
     def name(self) -> str:
         return f"{self.prefill.name}/{self.decode.name}"
 
+    def is_of(self, prefill: EngineState, decode: EngineState) -> bool:
+        """Not only by name: another engine may have come in its place."""
+        return self.prefill is prefill and self.decode is decode
+
     @property
     def epochs(self) -> tuple[int, int]:
         return self.prefill.epoch, self.decode.epoch

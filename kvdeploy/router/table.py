@@ -1,7 +1,8 @@
 """The engines and pairs as the router knows them now: health, identity, warmth and load.
 
-Owns every mutable fact about engines, in one object that can be replaced whole. Never does I/O:
-health and dispatch tell it what they saw.
+Owns every mutable fact about engines, and what of it stays when the configuration changes. Never
+does I/O: health and dispatch tell it what they saw. Legs of engines that are no longer in the table
+go on and may still be told of: that changes nothing here.
 """
 
 from __future__ import annotations
@@ -34,27 +35,46 @@ class Table:
 
     def __init__(self, config: RouterConfig, metrics: Metrics) -> None:
         self.config = config
-        self._metrics = metrics
-        self.engines = {engine.name: EngineState(engine) for engine in config.engines}
-        ordered = order_pairs(
-            [e.name for e in config.by_role("prefill")],
-            [e.name for e in config.by_role("decode")],
-        )
-        pairs = [Pair(self.engines[prefill], self.engines[decode]) for prefill, decode in ordered]
-        self.pairs = {pair.name: pair for pair in pairs}
-        self._of: dict[str, list[Pair]] = {name: [] for name in self.engines}
-        for pair in pairs:
-            self._of[pair.prefill.name].append(pair)
-            self._of[pair.decode.name].append(pair)
+        self.engines: dict[str, EngineState] = {}
+        self.pairs: dict[str, Pair] = {}
         self.on_change: Callable[[], None] = _nothing
         """Told when an engine may have got room, or a pair has become ready or not."""
+        self._metrics = metrics
+        self._of: dict[str, list[Pair]] = {}
         self._open: list[EngineState] = []
-        self._partners: dict[str, list[EngineState]] = {pair.prefill.name: [] for pair in pairs}
-        metrics.declare(config.engines)
+        self._partners: dict[str, list[EngineState]] = {}
+        self.reload(config)
+
+    def reload(self, config: RouterConfig) -> None:
+        """Engines that are described as before stay as they are, their pairs warm."""
+        gone, self.config = self.engines, config
+        self.engines = {
+            engine.name: known
+            if (known := gone.get(engine.name)) and known.engine == engine
+            else EngineState(engine)
+            for engine in config.engines
+        }
+        old, self.pairs = self.pairs, {}
+        self._of = {name: [] for name in self.engines}
+        for names in order_pairs(
+            [e.name for e in config.by_role("prefill")],
+            [e.name for e in config.by_role("decode")],
+        ):
+            pair = Pair(self.engines[names[0]], self.engines[names[1]])
+            known_pair = old.get(pair.name)
+            if known_pair and known_pair.is_of(pair.prefill, pair.decode):
+                pair = known_pair
+            self.pairs[pair.name] = pair
+            for name in names:
+                self._of[name].append(pair)
+        self._metrics.declare(config.engines)
+        self._metrics.forget(gone.keys() - self.engines.keys(), old.keys() - self.pairs.keys())
+        self._partners = {engine.name: [] for engine in config.by_role("prefill")}
+        self._open = []
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
-        return self._of[decode.name]
+        return self._of.get(decode.name, [])
 
     @property
     def open_prefills(self) -> list[EngineState]:
@@ -63,7 +83,7 @@ class Table:
 
     def partners(self, prefill: EngineState) -> list[EngineState]:
         """Decodes that are ready for the prefill."""
-        return self._partners[prefill.name]
+        return self._partners.get(prefill.name, [])
 
     def states(self) -> dict[str, str]:
         return {name: self.pairs[name].state for name in sorted(self.pairs)}
@@ -78,7 +98,7 @@ class Table:
         engine.up = True
         log.info("admitted engine=%s after: %s", engine.name, engine.reason)
         engine.reason = ""
-        for pair in self._of[engine.name]:
+        for pair in self._of.get(engine.name, []):
             pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
             pair.decode.wake.set()
         self.refresh(engine)
@@ -99,8 +119,11 @@ class Table:
         can tell who it was, the pair must show by a real push that it still works.
         """
         if not error.engine and error.code == "first_token_deadline":
-            self._cool(self.pairs[route.name], error.message)
-        engine = self.engines.get(error.engine)
+            pair = self.pairs.get(route.name)
+            if pair and pair.is_of(route.prefill, route.decode):
+                self._cool(pair, error.message)
+        by_name = {engine.name: engine for engine in (route.prefill, route.decode)}
+        engine = by_name.get(error.engine)
         if engine is None or error.lost or not engine.up:
             return
         limit, window_s = self.config.eject_after, self.config.eject_window_s
@@ -169,7 +192,7 @@ class Table:
         self.refresh(engine)
 
     def _wake(self, engine: EngineState) -> None:
-        for pair in self._of[engine.name]:
+        for pair in self._of.get(engine.name, []):
             pair.decode.wake.set()
 
     def lose(self, decode: EngineState, tokens: int) -> None:
@@ -187,6 +210,8 @@ class Table:
 
     def _weigh(self, decode: EngineState) -> None:
         """Drain D when too many of its blocks are lost, unless there is no other D to serve."""
+        if self.engines.get(decode.name) is not decode:
+            return
         self._metrics.lost_blocks.labels(decode.name).set(decode.lost_blocks)
         was, decode.overdrawn = decode.overdrawn, self._is_overdrawn(decode)
         if decode.overdrawn:
@@ -221,6 +246,8 @@ class Table:
 
     def refresh(self, engine: EngineState | None = None) -> None:
         """Show what has become of an engine and its pairs; of all without one."""
+        if engine is not None and self.engines.get(engine.name) is not engine:
+            return
         for one in self.engines.values() if engine is None else (engine,):
             for condition in CONDITIONS:
                 state = self._metrics.engine_state.labels(one.name, condition)
@@ -230,6 +257,8 @@ class Table:
 
     def show(self, pair: Pair) -> None:
         """What a choice looks at is kept ready for it, so that it need not look at every pair."""
+        if self.pairs.get(pair.name) is not pair:
+            return
         is_ready = pair.state == "ready"
         gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
         gauge.set(is_ready)

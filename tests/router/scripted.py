@@ -96,6 +96,8 @@ class ScriptedEngine:
     done: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    looks: int = 0
+    """At its health."""
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -154,6 +156,7 @@ class ScriptedEngine:
         return f"{self.engine_id}_dp{rank}" if self.dp_size > 1 else self.engine_id
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.looks += 1
         await self.health_gate.wait()
         return web.Response(status=self.health)
 
