@@ -56,6 +56,8 @@ class RouterConfig(Stored):
 
     host: str
     port: int
+    admin_port: int | None = None
+    """Of /admin, on 127.0.0.1; None is nowhere."""
     served_model: str
     mode: Connector = "push"
     """The engines' connector."""

@@ -128,6 +128,13 @@ class RouterSpec(Frozen):
 
     host: str = knob("127.0.0.1", doc="address to listen on", change=Change.ROUTER, min_length=1)
     port: int = knob(8000, doc="port to listen on", change=Change.ROUTER, ge=1, le=65535)
+    admin_port: int | None = knob(
+        None,
+        doc="port of /admin, on 127.0.0.1 only; default: none",
+        change=Change.ROUTER,
+        ge=1,
+        le=65535,
+    )
     policy: Literal["least-loaded", "round-robin"] = knob(
         "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.ROUTER
     )
@@ -212,6 +219,11 @@ class RouterSpec(Frozen):
         doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
         change=Change.ROUTER,
     )
+
+    @property
+    def ports(self) -> set[int]:
+        """What it listens on."""
+        return {port for port in (self.port, self.admin_port) if port is not None}
 
 
 class RuntimeSpec(Frozen):

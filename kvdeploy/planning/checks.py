@@ -111,6 +111,16 @@ def lease_too_short(spec: ClusterSpec) -> Iterator[Finding]:
         )
 
 
+def router_ports_same(spec: ClusterSpec) -> Iterator[Finding]:
+    """One of the two could not be listened on."""
+    if spec.router.admin_port == spec.router.port:
+        yield error(
+            "router.admin_port",
+            f"{spec.router.port} is router.port already",
+            "Choose another port for one of them.",
+        )
+
+
 def router_mode_unfit(spec: ClusterSpec) -> Iterator[Finding]:
     """A leg of the other connector's kind ends decode's process."""
     mode, good = spec.router.mode, MODES[spec.connector.mode]
@@ -232,6 +242,7 @@ SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     decode_split,
     lease_too_short,
     router_mode_unfit,
+    router_ports_same,
     builtin_model_unknown,
     tiny_model_too_long,
     max_length_below_block,

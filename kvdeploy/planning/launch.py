@@ -248,6 +248,7 @@ def build_router_config(
     return RouterConfig(
         host=spec.router.host,
         port=spec.router.port,
+        admin_port=spec.router.admin_port,
         served_model=model.served_name,
         mode=spec.connector.mode,
         dispatch=None if spec.router.mode == "auto" else spec.router.mode,
@@ -282,7 +283,7 @@ def build_router(
         role="router",
         argv=(python, "-m", "kvdeploy.router", "--config", config_path),
         env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "KVDEPLOY_CONFIG": digest, **env},
-        ports=(config.port,),
+        ports=tuple(p for p in (config.port, config.admin_port) if p is not None),
         host=config.host,
         ready=Readiness(url=f"{router_url(config)}/health", timeout_s=60.0),
         stop_grace_s=15.0,

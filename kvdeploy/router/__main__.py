@@ -11,6 +11,7 @@ import errno
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from kvdeploy.errors import FleetError, KvdeployError, SpecError
 from kvdeploy.model.routing import MODES, RouterConfig
+from kvdeploy.router.admin import HOST
 from kvdeploy.router.auth import read_keys
 from kvdeploy.router.service import DRAIN_S, Service
 
@@ -65,7 +67,8 @@ async def serve(path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = Service(config, read_keys(config.api_key_file))
-    loop.add_signal_handler(signal.SIGHUP, reload, service, path)
+    service.reread = partial(reload, service, path)
+    loop.add_signal_handler(signal.SIGHUP, service.reread)
     try:
         await service.start()
         await stop.wait()
@@ -73,23 +76,27 @@ async def serve(path: Path) -> None:
     except OSError as e:
         taken = e.errno == errno.EADDRINUSE
         why = "the port is taken" if taken else (e.strerror or str(e))
-        message = f"the router cannot listen on {config.host}:{config.port}: {why}"
+        places = f"{config.host}:{config.port}"
+        if config.admin_port is not None:
+            places += f" and {HOST}:{config.admin_port}"
+        message = f"the router cannot listen on {places}: {why}"
         hint = "see `ss -ltnp` for who listens there, or set another router port"
         raise FleetError(message, hint=hint) from e
     finally:
         await service.stop()
 
 
-def reload(service: Service, path: Path) -> None:
-    """A configuration that is wrong changes nothing."""
+def reload(service: Service, path: Path) -> str:
+    """What is wrong with the configuration: it then changes nothing. Nothing when it was read."""
     try:
         config = read_config(path)
         keys = read_keys(config.api_key_file)
     except KvdeployError as e:
         service.metrics.reloads.labels("refused").inc()
         log.error("not reloaded: %s", e.message)  # noqa: TRY400
-        return
+        return e.message
     service.reload(config, keys)
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:

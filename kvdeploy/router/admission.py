@@ -37,6 +37,10 @@ class Admission:
         self._waiting: dict[asyncio.Event, None] = {}
         table.on_change = self._wake
 
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
     async def enter(self, job: Job, allows: Allows, *, until: float) -> Route | None:
         """A route with room, first come first served; None when no allowed pair is ready at all.
 

@@ -111,7 +111,7 @@ class Routes:
 
 def _tell(engine: EngineState) -> dict[str, object]:
     lost = {"lost_blocks": engine.lost_blocks} if engine.engine.role == "decode" else {}
-    return {"state": engine.condition, "reason": engine.reason, **lost}
+    return {"state": engine.condition, "reason": engine.explain(), **lost}
 
 
 async def _read_body(request: web.Request, limit: int) -> bytes:

@@ -73,6 +73,11 @@ class Attempts:
         self._dispatcher = dispatcher
         self._metrics = metrics
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait for room."""
+        return self._admission.queued
+
     async def open(self, job: Job, *, pinned: str | None, trail: Trail) -> Answer:
         """Decode's first byte. A pinned pair is the only one that is tried. Raises ApiError."""
         started = asyncio.get_running_loop().time()

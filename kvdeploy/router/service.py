@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from kvdeploy.router.admin import HOST, build_admin
 from kvdeploy.router.app import build_app
 from kvdeploy.router.attempts import Attempts
 from kvdeploy.router.background import Background
@@ -22,15 +23,21 @@ from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.auth import Keys
 
 log = logging.getLogger(__name__)
 
-AT_START = ("host", "port", "max_body_bytes")
+AT_START = ("host", "port", "admin_port", "max_body_bytes")
 """Settings that are taken up by a restart only; `deadlines.connect_s` is another."""
 DRAIN_S = 10.0
 LEGS_S = 5.0
+
+
+def _no_file() -> str:
+    return "this router was not started from a file"
 
 
 class Service:
@@ -40,6 +47,8 @@ class Service:
         self.config = config
         self.keys = keys
         self.draining = False
+        self.admin_port = 0
+        """As it is; 0 where there is none."""
         self.metrics = Metrics()
         self.client = EngineClient(connect_s=config.deadlines.connect_s)
         self.table = Table(config, self.metrics)
@@ -54,12 +63,16 @@ class Service:
             access_log=None,
             shutdown_timeout=DRAIN_S,
         )
+        self._admin = web.AppRunner(build_admin(self), access_log=None, shutdown_timeout=0.1)
+        self.reread: Callable[[], str] = _no_file
+        """Reads the configuration again: what was wrong with it, or nothing."""
 
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port)
         await site.start()
+        await self._start_admin()
         self._supervisor.sync()
         port: int = self._runner.addresses[0][1]
         log.info(
@@ -71,6 +84,16 @@ class Service:
             ",".join(self.table.engines),
         )
         return port
+
+    async def _start_admin(self) -> None:
+        """Raises OSError."""
+        port = self.config.admin_port
+        if port is None:
+            return
+        await self._admin.setup()
+        await web.TCPSite(self._admin, HOST, port).start()
+        self.admin_port = int(self._admin.addresses[0][1])
+        log.info("listening admin host=%s port=%s", HOST, self.admin_port)
 
     def reload(self, config: RouterConfig, keys: Keys) -> None:
         """Take a new configuration up. Requests under way keep what they have begun with."""
@@ -91,6 +114,7 @@ class Service:
         """Finish what is in flight, within bounds."""
         self.draining = True
         await self._runner.cleanup()
+        await self._admin.cleanup()
         await self._supervisor.stop()
         await self._background.drain(LEGS_S)
         await self.client.close()

@@ -32,6 +32,8 @@ class EngineState:
     """It said to be an engine that the table does not have in this place."""
     draining: bool = False
     """It gets no new requests; those that it has go on."""
+    held: bool = False
+    """Drained by an operator."""
     reason: str = "not probed yet"
     epoch: int = 0
     prompt_tokens: int = 0
@@ -58,7 +60,11 @@ class EngineState:
             return "down"
         if self.refused:
             return "refused"
-        return "draining" if self.draining else "up"
+        return "draining" if self.draining or self.held else "up"
+
+    def explain(self) -> str:
+        """Why it is not used, or what else is wrong with it; nothing when all is well."""
+        return self.reason or ("drained by an operator" if self.held else "")
 
     @property
     def ranks(self) -> tuple[int | None, ...]:
@@ -111,7 +117,7 @@ class Pair:
         """Why the pair is not ready, or nothing."""
         for engine in (self.prefill, self.decode):
             if engine.condition != "up":
-                return f"{engine.name}: {engine.reason}"
+                return f"{engine.name}: {engine.explain()}"
         return self.reason if self.state == "down" else ""
 
 

@@ -160,6 +160,14 @@ class Table:
             self._wake(engine)
             self.refresh(engine)
 
+    def hold(self, engine: EngineState, *, held: bool) -> None:
+        """No new requests for the engine, or again; those that it has go on."""
+        if engine.held != held:
+            engine.held = held
+            log.warning("%s engine=%s", "drained" if held else "undrained", engine.name)
+            self._wake(engine)
+            self.refresh(engine)
+
     def identify(self, prefill: EngineState, rank: int | None, found: Coordinates) -> bool:
         """Adopt what P says it is; True when that ends an earlier identity of the same rank.
 

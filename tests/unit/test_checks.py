@@ -127,6 +127,14 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Good values: auto, push, push-sequential, aggregated.",
     ),
     (
+        {"router.admin_port": 8000},
+        "router-ports-same",
+        Severity.ERROR,
+        "router.admin_port",
+        "8000 is router.port already",
+        "Choose another port for one of them.",
+    ),
+    (
         {"model.id": "builtin:tinny"},
         "builtin-model-unknown",
         Severity.ERROR,
