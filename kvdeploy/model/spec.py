@@ -211,7 +211,7 @@ class RouterSpec(Frozen):
     )
     api_key_file: str | None = knob(
         None,
-        doc="file with API keys, one a line; needed when host is not loopback",
+        doc="file with API keys or sha256:HASH, one a line; needed when host is not loopback",
         change=Change.ROUTER,
     )
     pair_header: bool = knob(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvdeploy.errors import SpecError
+from kvdeploy.router.auth import read_keys
 from tests.router.harness import PROMPT, run_fleet
 
 if TYPE_CHECKING:
@@ -129,6 +132,31 @@ async def test_a_key_of_the_file_is_needed_where_one_is_configured(
     assert open_paths == [200, 200]
     if status == 401:
         assert answer["error"]["code"] == "invalid_api_key"
+
+
+def test_a_key_may_be_given_as_its_hash_which_is_no_key_itself(tmp_path: Path) -> None:
+    entry = "sha256:" + hashlib.sha256(b"secret").hexdigest()
+    file = tmp_path / "keys"
+    file.write_text(f"plain\n{entry}\n")
+    keys = read_keys(str(file))
+
+    assert [keys.accepts(f"Bearer {key}") for key in ("plain", "secret", entry)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("digits", ["", "abc", "g" * 64, "a" * 65])
+def test_a_hash_that_is_none_is_told_before_anything_is_served(tmp_path: Path, digits: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"plain\nsha256:{digits}\n")
+    with pytest.raises(SpecError) as caught:
+        read_keys(str(file))
+
+    assert caught.value.message == (
+        f"the API key file {file}: key 2 begins with sha256: and is no hash"
+    )
 
 
 async def test_keys_never_reach_an_engine() -> None:
