@@ -44,6 +44,8 @@ MODES: dict[Connector, tuple[Mode, ...]] = {
 class Deadlines(Stored):
     """Seconds."""
 
+    body_s: float = 30.0
+    """For a client's whole request to arrive."""
     connect_s: float = 5.0
     prefill_s: float = 120.0
     first_token_s: float = 120.0

@@ -110,6 +110,9 @@ class ConnectorSpec(Frozen):
 class DeadlinesSpec(Frozen):
     """Bounds on every leg of a request, in seconds."""
 
+    body_s: float = knob(
+        30.0, doc="for a client's whole request to arrive", change=Change.ROUTER, gt=0, le=86400
+    )
     connect_s: float = knob(5.0, doc="to connect to an engine", change=Change.ROUTER, gt=0, le=600)
     prefill_s: float = knob(
         120.0, doc="for the prefill leg to answer", change=Change.ROUTER, gt=0, le=86400

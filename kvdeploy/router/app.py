@@ -5,6 +5,7 @@ Owns what each route answers. Never talks to an engine itself and never decides 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ class Routes:
         )
         job = intake.parse_job(
             endpoint,
-            await _read_body(request, config.max_body_bytes),
+            await _read_body(request, config.max_body_bytes, timeout_s=config.deadlines.body_s),
             client_id=ticket.client_id,
             served_model=config.served_model,
             total_s=total_s,
@@ -114,12 +115,17 @@ def _tell(engine: EngineState) -> dict[str, object]:
     return {"state": engine.condition, "reason": engine.explain(), **lost}
 
 
-async def _read_body(request: web.Request, limit: int) -> bytes:
+async def _read_body(request: web.Request, limit: int, *, timeout_s: float) -> bytes:
     """Raises ApiError."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise errors.body_encoded()
     if (request.content_length or 0) > limit:
         raise errors.body_too_large(limit)
     try:
-        return await request.read()
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise errors.body_too_slow(timeout_s) from None
     except web.HTTPRequestEntityTooLarge:
         raise errors.body_too_large(limit) from None
 

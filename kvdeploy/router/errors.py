@@ -17,6 +17,8 @@ CODES = (
     "bad_mode",
     "bad_pair",
     "bad_request",
+    "body_deadline",
+    "body_encoded",
     "body_too_large",
     "decode_broke_off",
     "decode_connect",
@@ -52,6 +54,10 @@ RETRIED = tuple(
     if code.startswith(("prefill_", "decode_")) or code == "first_token_deadline"
 )
 """Codes of failures after which a request is tried on another pair."""
+
+
+_LAST = {"Connection": "close"}
+"""A body that was not read to its end: nothing more can come over that connection."""
 
 
 class ApiError(Exception):
@@ -152,7 +158,17 @@ def model_not_found(model: str, served: str) -> ApiError:
 
 def body_too_large(limit: int) -> ApiError:
     message = f"The request body is larger than the limit of {limit} bytes."
-    return ApiError(413, "body_too_large", message)
+    return ApiError(413, "body_too_large", message, headers=_LAST)
+
+
+def body_encoded() -> ApiError:
+    message = "The request body must come as it is, without a Content-Encoding."
+    return ApiError(415, "body_encoded", message, headers=_LAST)
+
+
+def body_too_slow(seconds: float) -> ApiError:
+    message = f"The request body did not come within {seconds:g} s."
+    return ApiError(408, "body_deadline", message, headers=_LAST)
 
 
 def no_pair(states: Mapping[str, str]) -> ApiError:

@@ -95,7 +95,7 @@ def build_prefill_body(job: Job) -> bytes:
     body = {key: value for key, value in job.body.items() if key not in _NOT_FOR_PREFILL}
     body["stream"] = False
     body["max_tokens"] = 1
-    if job.endpoint == "/v1/chat/completions" and "max_completion_tokens" in body:
+    if "max_completion_tokens" in body:
         body["max_completion_tokens"] = 1
     body["kv_transfer_params"] = {
         "do_remote_decode": True,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.routing import Engine
 
 ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
-STATUSES = (200, 400, 401, 404, 413, 429, 499, 500, 502, 503, 504)
+STATUSES = (200, 400, 401, 404, 408, 413, 415, 429, 499, 500, 502, 503, 504)
 """What the two endpoints answer of their own; an engine's refusal can have another."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

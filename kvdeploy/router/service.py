@@ -34,6 +34,8 @@ AT_START = ("host", "port", "admin_port", "max_body_bytes")
 """Settings that are taken up by a restart only; `deadlines.connect_s` is another."""
 DRAIN_S = 10.0
 LEGS_S = 5.0
+LINGER_S = 2.0
+"""For the rest of a body that was refused, before its connection is closed."""
 
 
 def _no_file() -> str:
@@ -62,6 +64,7 @@ class Service:
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=DRAIN_S,
+            lingering_time=LINGER_S,
         )
         self._admin = web.AppRunner(build_admin(self), access_log=None, shutdown_timeout=0.1)
         self.reread: Callable[[], str] = _no_file

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +92,50 @@ async def test_a_body_over_the_limit_is_refused(*, chunked: bool) -> None:
 
     assert response.status == 413
     assert answer["error"]["message"] == "The request body is larger than the limit of 1000 bytes."
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def pieces() -> Any:
+        yield b'{"model":'
+        await asyncio.sleep(1)
+
+    async with run_fleet(deadlines={"body_s": 0.1}) as fleet:
+        async with fleet.session.post(f"{fleet.url}/v1/completions", data=pieces()) as response:
+            answer = await response.json()
+        assert fleet.prefill.clients == []
+
+    assert (response.status, answer["error"]["code"]) == (408, "body_deadline")
+    assert response.headers["Connection"] == "close"
+    assert answer["error"]["message"] == "The request body did not come within 0.1 s."
+
+
+async def test_a_body_whose_framing_breaks_in_the_middle_is_a_clients_mistake() -> None:
+    async with run_fleet(deadlines={"body_s": 0.2}) as fleet:
+        host, port = fleet.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"1\r\n{\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"zz\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        assert fleet.prefill.clients == []
+        assert await fleet.metric('kvdeploy_router_errors_total{code="router_bug"}') == 0
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("Identity", 200)])
+async def test_a_body_comes_as_it_is(encoding: str, status: int) -> None:
+    async with run_fleet() as fleet:
+        url, headers = f"{fleet.url}/v1/completions", {"Content-Encoding": encoding}
+        body = json.dumps(PROMPT).encode()
+        if encoding == "gzip":
+            body = gzip.compress(body)
+        async with fleet.session.post(url, data=body, headers=headers) as response:
+            assert response.status == status
 
 
 async def test_an_unknown_route_is_refused_in_the_same_shape() -> None:
