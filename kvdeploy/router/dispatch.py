@@ -13,7 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvdeploy.router import legs
-from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+from kvdeploy.router.errors import (
+    ApiError,
+    EngineBusyError,
+    EngineFailureError,
+    EngineRefusalError,
+    deadline,
+)
 from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, start_prefill
 
 if TYPE_CHECKING:
@@ -237,9 +243,11 @@ class Dispatcher:
 
 
 def _refused(decode: DecodeLeg) -> bool:
-    """Whether D found fault with the request itself."""
+    """Whether D would not have the request at all, so that it has registered nothing."""
     task = decode.task
-    return task.done() and not task.cancelled() and isinstance(task.exception(), EngineRefusalError)
+    if not task.done() or task.cancelled():
+        return False
+    return isinstance(task.exception(), EngineRefusalError | EngineBusyError)
 
 
 def _now() -> float:

@@ -21,6 +21,7 @@ CODES = (
     "body_encoded",
     "body_too_large",
     "decode_broke_off",
+    "decode_busy",
     "decode_connect",
     "decode_failed",
     "decode_unreachable",
@@ -32,6 +33,7 @@ CODES = (
     "no_such_route",
     "pair_not_ready",
     "prefill_broke_off",
+    "prefill_busy",
     "prefill_connect",
     "prefill_deadline",
     "prefill_failed",
@@ -130,6 +132,14 @@ class EngineFailureError(ApiError):
         super().__init__(status, code, message, kind=kind)
         self.engine = engine
         self.lost = lost
+
+
+class EngineBusyError(EngineFailureError):
+    """An engine has no room (429: vLLM's --max-num-queued-reqs). It is not sick; nothing began."""
+
+    def __init__(self, role: str, message: str, *, engine: str) -> None:
+        super().__init__(503, f"{role}_busy", message, engine=engine)
+        self.headers = {"Retry-After": "1"}
 
 
 def bad_request(message: str, *, param: str | None = None, code: str = "bad_request") -> ApiError:

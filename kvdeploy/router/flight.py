@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router import legs
-from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+from kvdeploy.router.errors import (
+    ApiError,
+    EngineBusyError,
+    EngineFailureError,
+    EngineRefusalError,
+    deadline,
+)
 from kvdeploy.router.judge import find_decode_fault, find_prefill_fault, find_stream_fault
 
 if TYPE_CHECKING:
@@ -213,6 +219,8 @@ def _raise_for_status(to: EngineState, status: int, content_type: str, body: byt
     if status == 200:
         return
     message = f"{to.name} answered {status}: {_excerpt(body)}"
+    if status == 429:
+        raise EngineBusyError(to.engine.role, message, engine=to.name)
     if 400 <= status < 500:
         kind = content_type or "application/json"
         raise EngineRefusalError(status, message, content_type=kind, body=body)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from kvdeploy.router.errors import EngineBusyError, EngineFailureError
 from kvdeploy.router.policy import order_pairs
 from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvdeploy.model.routing import RouterConfig
-    from kvdeploy.router.errors import EngineFailureError
     from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
@@ -124,7 +124,9 @@ class Table:
                 self._cool(pair, error.message)
         by_name = {engine.name: engine for engine in (route.prefill, route.decode)}
         engine = by_name.get(error.engine)
-        if engine is None or error.lost or not engine.up:
+        # Who lost the connection is out already, and who has no room is not sick.
+        is_other = error.lost or isinstance(error, EngineBusyError)
+        if engine is None or is_other or not engine.up:
             return
         limit, window_s = self.config.eject_after, self.config.eject_window_s
         now = asyncio.get_running_loop().time()

@@ -31,6 +31,8 @@ def client_legs(fleet: Fleet, role: str) -> list[Any]:
     ("prefill", "fail", 500, "prefill_failed"),
     ("prefill", "silent", True, "prefill_failed"),
     ("prefill", "finish", "abort", "prefill_failed"),
+    ("prefill", "fail", 429, "prefill_busy"),
+    ("decode", "fail", 429, "decode_busy"),
     ("decode", "gone", None, "decode_unreachable"),
     ("decode", "fail", 503, "decode_failed"),
     ("decode", "choices", 0, "decode_failed"),
@@ -186,6 +188,19 @@ async def test_who_fails_again_and_again_is_ejected_and_back_after_a_real_push(r
         engine.fail = 0
         await fleet.until_ready()
         assert (await fleet.post())[0] == 200
+
+
+async def test_an_engine_without_room_is_not_sick_and_the_client_may_come_back() -> None:
+    async with run_fleet(eject_after=1, **NO_LOOKS) as fleet:
+        fleet.prefill.gate.clear()
+        fleet.decode.fail = 429
+        status, answer, headers = await fleet.post()
+        assert (status, answer["error"]["code"]) == (503, "decode_busy")
+        assert headers["Retry-After"] == "1"
+        assert fleet.service.table.engines["decode-0"].up
+        await fleet.until(lambda: fleet.prefill.aborted, "prefill's leg, which has no taker")
+        await fleet.until(fleet.is_idle, "all legs ended")
+        assert await fleet.metric('kvdeploy_router_lost_writes_total{decode="decode-0"}') == 0
 
 
 async def test_failures_that_are_too_few_leave_an_engine_in_use() -> None:
