@@ -49,10 +49,23 @@ class EngineState:
     standing: Standing = field(default_factory=Standing)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: int = 0
+    _life: asyncio.Future[None] | None = None
 
     @property
     def name(self) -> str:
         return self.engine.name
+
+    @property
+    def life(self) -> asyncio.Future[None]:
+        """Done when the engine is found dead or frozen: who waits for it need not wait on."""
+        if self._life is None:
+            self._life = asyncio.get_running_loop().create_future()
+        return self._life
+
+    def end_life(self) -> None:
+        if self._life is not None:
+            self._life.set_result(None)
+            self._life = None
 
     @property
     def condition(self) -> Condition:

@@ -103,8 +103,10 @@ class Table:
             pair.decode.wake.set()
         self.refresh(engine)
 
-    def eject(self, engine: EngineState, reason: str) -> None:
-        """Out of use until it is healthy again and its pairs are warm again."""
+    def eject(self, engine: EngineState, reason: str, *, is_dead: bool = True) -> None:
+        """Out of use until it is healthy again and its pairs are warm again. What waits for an
+        engine that is dead or frozen is told; one that only fails may yet answer the others.
+        """
         engine.reason = reason
         if engine.up:
             engine.up = engine.refused = False
@@ -112,6 +114,8 @@ class Table:
             engine.identities.clear()
             self._metrics.ejections.labels(engine.name).inc()
             log.warning("ejected engine=%s: %s", engine.name, reason)
+            if is_dead:
+                engine.end_life()
         self.refresh(engine)
 
     def blame(self, route: Route, error: EngineFailureError) -> None:
@@ -131,7 +135,8 @@ class Table:
         limit, window_s = self.config.eject_after, self.config.eject_window_s
         now = asyncio.get_running_loop().time()
         if engine.standing.fail(now, limit=limit, window_s=window_s):
-            self.eject(engine, f"{limit} failures within {window_s} s, the last: {error.message}")
+            reason = f"{limit} failures within {window_s} s, the last: {error.message}"
+            self.eject(engine, reason, is_dead=False)
 
     def praise(self, route: Route) -> None:
         """A request has had its first byte."""

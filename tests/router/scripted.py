@@ -85,6 +85,8 @@ class ScriptedEngine:
     """Its /metrics; without, it has none."""
     writes: bool = True
     """Prefill's WRITE lands; without, it answers as if it had."""
+    mute: bool = False
+    """Decode sends no token while its gate is closed, not even the first."""
     choices: int = 1
     """Decode answers with so many."""
     silent: bool = False
@@ -265,7 +267,7 @@ class ScriptedEngine:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            if number:
+            if number or self.mute:
                 await self.gate.wait()
             await response.write(chunk)
         await response.write_eof()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvdeploy.router import dispatch
 from kvdeploy.router.standing import Standing
 from tests.router.harness import PROMPT, run_fleet
 from tests.router.scripted import CHUNKS, ScriptedEngine
@@ -92,6 +93,82 @@ async def test_a_write_that_never_lands_moves_the_request_and_cools_the_pair() -
     assert states["prefill-0/decode-0"] != "ready"
     assert states["prefill-1/decode-0"] == "ready"
     assert all(engine.up for engine in engines), "nobody can tell whose fault it was"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_who_waits_for_an_engine_that_is_found_frozen_moves_at_once(
+    role: str, *, stream: bool
+) -> None:
+    """Its deadline may be minutes away."""
+    async with run_fleet(2, 2) as fleet:
+        pair = fleet.service.table.pairs["prefill-0/decode-0"]
+        frozen = fleet.engines[f"{role}-0"]
+        frozen.gate.clear()
+        if role == "decode":
+            frozen.mute = True
+        for name in ("prefill-1", "decode-1"):
+            fleet.service.table.hold(fleet.service.table.engines[name], held=True)
+        request = asyncio.create_task(read_stream(fleet) if stream else fleet.post())
+        await fleet.until(lambda: frozen.clients, "the request waits for it")
+        for name in ("prefill-1", "decode-1"):
+            fleet.service.table.hold(fleet.service.table.engines[name], held=False)
+        frozen.health = 503
+        done = await request
+        assert await fleet.metric(RETRIES % f"{role}_ejected") == 1
+        assert pair.state == "down"
+        frozen.gate.set()
+
+    assert done == b"".join(CHUNKS) if stream else done[0] == 200
+
+
+async def test_a_prefill_that_dies_between_its_answer_and_its_write_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_SETTLE_S", 0.05)
+    async with run_fleet(2, 1) as fleet:
+        fleet.prefill.writes = False
+        fleet.service.table.hold(fleet.service.table.engines["prefill-1"], held=True)
+        request = asyncio.create_task(read_stream(fleet))
+        await fleet.until(lambda: len(fleet.prefill.done) > 1, "prefill has answered")
+        fleet.service.table.hold(fleet.service.table.engines["prefill-1"], held=False)
+        await fleet.prefill.stop()
+        assert await request == b"".join(CHUNKS)
+        assert await fleet.metric(RETRIES % "prefill_ejected") == 1
+        assert await fleet.metric('kvdeploy_router_lost_writes_total{decode="decode-0"}') == 1
+
+
+@pytest.mark.parametrize(("stream", "settle_s", "late_s"), [(True, 2.0, 0.0), (False, 0.02, 0.1)])
+async def test_a_prefill_that_dies_after_its_write_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, stream: bool, settle_s: float, late_s: float
+) -> None:
+    """A stream's first token may still be under way, a whole answer may take its time."""
+    monkeypatch.setattr(dispatch, "_SETTLE_S", settle_s)
+    async with run_fleet() as fleet:
+        fleet.decode.mute = True
+        fleet.decode.gate.clear()
+        request = asyncio.create_task(read_stream(fleet) if stream else fleet.post())
+        await fleet.until(lambda: len(fleet.prefill.done) > 1, "prefill has answered")
+        await fleet.prefill.stop()
+        state = fleet.service.table.engines["prefill-0"]
+        await fleet.until(lambda: not state.up, "prefill is ejected")
+        await asyncio.sleep(late_s)
+        fleet.decode.gate.set()
+        done = await request
+
+    assert done == b"".join(CHUNKS) if stream else done[0] == 200
+
+
+async def test_an_engine_that_only_fails_again_and_again_may_yet_answer_the_others() -> None:
+    async with run_fleet(1, 1, eject_after=1, **NO_LOOKS) as fleet:
+        fleet.prefill.gate.clear()
+        waiting = asyncio.create_task(fleet.post())
+        await fleet.until(lambda: fleet.prefill.clients, "prefill has its leg")
+        fleet.decode.fail = 500
+        assert (await fleet.post())[0] == 502
+        assert not fleet.service.table.engines["decode-0"].up
+        fleet.prefill.gate.set()
+        assert (await waiting)[0] == 200
 
 
 async def test_a_request_is_tried_so_often_and_no_more() -> None:
