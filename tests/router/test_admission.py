@@ -44,6 +44,9 @@ async def test_an_engine_is_given_so_many_requests_at_once_and_the_others_in_tur
         asked = ask(fleet, 5)
         await until_queued(fleet, 3)
         # Prefill has no lease to keep for a request that waits: neither leg was sent.
+        engines = fleet.engines.values()
+        await fleet.until(lambda: all(len(e.clients) == 2 for e in engines), "two were sent")
+        await asyncio.sleep(0.05)
         assert len(fleet.prefill.clients) == len(fleet.decode.clients) == 2
 
         engine.gate.set()
@@ -58,7 +61,10 @@ async def test_a_burst_never_overfills_an_engine() -> None:
             engine.gate.clear()
         asked = ask(fleet, 12)
         await until_queued(fleet, 10)
-        held = [len(e.clients) for e in fleet.engines.values() if e.role == "prefill"]
+        prefills = [e for e in fleet.engines.values() if e.role == "prefill"]
+        await fleet.until(lambda: all(e.clients for e in prefills), "each has a request")
+        await asyncio.sleep(0.05)
+        held = [len(engine.clients) for engine in prefills]
         for engine in fleet.engines.values():
             engine.gate.set()
         assert [(await one)[0] for one in asked] == [200] * 12

@@ -71,7 +71,7 @@ async def test_a_stream_that_dies_before_its_first_token_is_served_by_another_de
 
 
 async def test_a_prefill_that_is_too_slow_is_left_and_its_leg_goes_on() -> None:
-    async with run_fleet(2, 1, deadlines={"prefill_s": 0.1}) as fleet:
+    async with run_fleet(2, 1, deadlines={"prefill_s": 0.7}) as fleet:
         fleet.prefill.gate.clear()
         assert [(await fleet.post())[0] for _ in range(2)] == [200, 200]
         assert await fleet.metric(RETRIES % "prefill_deadline") == 1
@@ -82,7 +82,7 @@ async def test_a_prefill_that_is_too_slow_is_left_and_its_leg_goes_on() -> None:
 
 
 async def test_a_write_that_never_lands_moves_the_request_and_cools_the_pair() -> None:
-    async with run_fleet(2, 1, deadlines={"first_token_s": 0.2}) as fleet:
+    async with run_fleet(2, 1, deadlines={"first_token_s": 0.7}) as fleet:
         fleet.prefill.writes = False
         bodies = [await read_stream(fleet) for _ in range(2)]
         assert await fleet.metric(RETRIES % "first_token_deadline") == 1
@@ -193,7 +193,7 @@ async def test_without_another_pair_the_first_failure_is_told() -> None:
 
 
 async def test_all_tries_together_have_one_total() -> None:
-    async with run_fleet(4, 1, deadlines={"prefill_s": 0.15, "total_s": 0.25}) as fleet:
+    async with run_fleet(4, 1, deadlines={"prefill_s": 0.6, "total_s": 1.0}) as fleet:
         for engine in fleet.engines.values():
             engine.gate.clear()
         begun = asyncio.get_running_loop().time()
@@ -204,8 +204,8 @@ async def test_all_tries_together_have_one_total() -> None:
         assert await fleet.metric(RETRIES % "total_deadline") == 0
 
     assert (status, answer["error"]["code"]) == (504, "total_deadline")
-    assert answer["error"]["message"].startswith("the request did not finish within 0.25 s: ")
-    assert 0.2 < seconds < 1.0
+    assert answer["error"]["message"].startswith("the request did not finish within 1.0 s: ")
+    assert 0.9 < seconds < 3
 
 
 async def test_what_a_client_has_done_wrong_is_not_tried_again() -> None:

@@ -25,7 +25,7 @@ async def watch(fleet: Fleet, **how: Any) -> str:
         lambda: len(fleet.prefill.clients) > prefilled or len(fleet.decode.seen) > decoded + 1,
         "a leg has arrived",
     )
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
     early = len(fleet.decode.clients) > decoded
     fleet.prefill.gate.set()
     status, _, _ = await request
