@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
 
 SICK = 9
-COLOURS = {"ready": "green", "failed": "red", "dead": "red", "backoff": "yellow", "down": "red"}
+COLOURS = {
+    "ready": "green",
+    "failed": "red",
+    "dead": "red",
+    "backoff": "yellow",
+    "down": "red",
+    "refused": "red",
+    "draining": "yellow",
+}
 
 
 @click.command(help=COMMANDS["status"])

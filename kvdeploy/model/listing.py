@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+HASHED: Final = "sha256:"
+"""A line of an API key file that begins so holds the hash of a key, in hexadecimal."""
+
 
 def entries(text: str) -> list[str]:
     """The lines that count: neither blank nor a comment, without space around them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvdeploy.model.base import Stored
+from kvdeploy.model.launch import GENERATION
 
 
 class Engine(Stored):
@@ -15,17 +16,36 @@ class Engine(Stored):
     url: str
     """http://host:port, no path."""
     engine_id: str = ""
-    """As planned; what the engine itself answers at warm-up wins (it carries the generation)."""
+    """As planned, with a place for the generation that the engine itself tells at warm-up."""
     side_channel_host: str = ""
     side_channel_port: int = 0
     """Of data parallel rank 0; rank r listens on the port plus r."""
     tp_size: int = 1
     dp_size: int = 1
 
+    @property
+    def id_prefix(self) -> str:
+        """What the id of every start of this engine begins with; empty expects nothing."""
+        return self.engine_id.partition(GENERATION)[0]
+
+
+Mode = Literal["push", "push-sequential", "pull", "aggregated"]
+"""How a request is served: both legs at once; decode after prefill, by push or by pull; decode
+alone.
+"""
+Connector = Literal["push", "pull"]
+MODES: dict[Connector, tuple[Mode, ...]] = {
+    "push": ("push", "push-sequential", "aggregated"),
+    "pull": ("pull", "aggregated"),
+}
+"""What engines with this connector can do: a leg of the other kind ends decode's process."""
+
 
 class Deadlines(Stored):
     """Seconds."""
 
+    body_s: float = 30.0
+    """For a client's whole request to arrive."""
     connect_s: float = 5.0
     prefill_s: float = 120.0
     first_token_s: float = 120.0
@@ -38,18 +58,50 @@ class RouterConfig(Stored):
 
     host: str
     port: int
+    admin_port: int | None = None
+    """Of /admin, on 127.0.0.1; None is nowhere."""
     served_model: str
-    mode: Literal["push", "pull"] = "push"
+    mode: Connector = "push"
+    """The engines' connector."""
+    dispatch: Mode | None = None
+    """How requests are served; None is as the connector's name says."""
+    mode_header: bool = False
+    """Whether a client may choose it."""
+    aggregate_below_tokens: int = 0
+    """Prompts shorter than this, by estimate, go to decode alone."""
     policy: Literal["least-loaded", "round-robin"] = "least-loaded"
     engines: tuple[Engine, ...]
     deadlines: Deadlines = Deadlines()
+    tries: int = 3
+    """How many pairs a request may be sent to before its first byte."""
+    eject_after: int = 3
+    """Failures in a row, within `eject_window_s` seconds, that take an engine out of use."""
+    eject_window_s: float = 30.0
+    block_size: int = 128
+    """Tokens a KV block."""
+    drain_lost_share: float = 0.25
+    """A decode that may have lost so much of its KV to requests whose KV never came is drained."""
+    prefill_at_once: int | None = None
+    """Requests that a prefill engine is given at once; None is any number."""
+    decode_at_once: int | None = None
+    """Requests that a decode engine is given at once; None is any number."""
+    queue_size: int = 1024
+    """Requests that may wait for room."""
+    queue_wait_s: float = 30.0
+    """Longest wait for room."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
     pair_header: bool = True
     health_interval_s: float = 1.0
     """Between two looks at an engine."""
+    metrics_interval_s: float = 1.0
+    """Between two looks at decode's metrics."""
     warmup_tokens: int = 1
     """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
+
+    @property
+    def usual_mode(self) -> Mode:
+        return self.dispatch or self.mode
 
     def by_role(self, role: Literal["prefill", "decode"]) -> tuple[Engine, ...]:
         return tuple(e for e in self.engines if e.role == role)

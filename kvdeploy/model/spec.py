@@ -110,6 +110,9 @@ class ConnectorSpec(Frozen):
 class DeadlinesSpec(Frozen):
     """Bounds on every leg of a request, in seconds."""
 
+    body_s: float = knob(
+        30.0, doc="for a client's whole request to arrive", change=Change.ROUTER, gt=0, le=86400
+    )
     connect_s: float = knob(5.0, doc="to connect to an engine", change=Change.ROUTER, gt=0, le=600)
     prefill_s: float = knob(
         120.0, doc="for the prefill leg to answer", change=Change.ROUTER, gt=0, le=86400
@@ -128,18 +131,90 @@ class RouterSpec(Frozen):
 
     host: str = knob("127.0.0.1", doc="address to listen on", change=Change.ROUTER, min_length=1)
     port: int = knob(8000, doc="port to listen on", change=Change.ROUTER, ge=1, le=65535)
+    admin_port: int | None = knob(
+        None,
+        doc="port of /admin, on 127.0.0.1 only; default: none",
+        change=Change.ROUTER,
+        ge=1,
+        le=65535,
+    )
     policy: Literal["least-loaded", "round-robin"] = knob(
         "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.ROUTER
     )
     deadlines: DeadlinesSpec = knob(
         DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.ROUTER
     )
+    mode: Literal["auto", "push", "push-sequential", "pull", "aggregated"] = knob(
+        "auto",
+        doc="auto (as connector.mode), push, push-sequential, pull, aggregated (for comparison)",
+        change=Change.ROUTER,
+    )
+    mode_header: bool = knob(
+        default=False,
+        doc="let X-Kvdeploy-Mode choose the mode of a request",
+        change=Change.ROUTER,
+    )
+    aggregate_below_tokens: int = knob(
+        0,
+        doc="prompts shorter than this go to decode alone; 0: none",
+        change=Change.ROUTER,
+        ge=0,
+        le=10_000_000,
+    )
+    tries: int = knob(
+        3,
+        doc="pairs a request may be sent to before its first byte",
+        change=Change.ROUTER,
+        ge=1,
+        le=10,
+    )
+    eject_after: int = knob(
+        3,
+        doc="failures in a row, within eject_window_s, that take an engine out of use",
+        change=Change.ROUTER,
+        ge=1,
+        le=1000,
+    )
+    eject_window_s: float = knob(
+        30.0, doc="seconds that a failure counts", change=Change.ROUTER, gt=0, le=3600
+    )
+    drain_lost_share: float = knob(
+        0.25,
+        doc="drain a decode that may have lost so much of its KV to requests whose KV never came",
+        change=Change.ROUTER,
+        gt=0,
+        le=1,
+    )
+    prefill_at_once: int | None = knob(
+        None,
+        doc="requests a prefill engine is given at once; default: any number",
+        change=Change.ROUTER,
+        ge=1,
+        le=100_000,
+    )
+    decode_at_once: int | None = knob(
+        None,
+        doc="requests a decode engine is given at once; default: any number",
+        change=Change.ROUTER,
+        ge=1,
+        le=100_000,
+    )
+    queue_size: int = knob(
+        1024,
+        doc="requests that may wait for an engine to have room",
+        change=Change.ROUTER,
+        ge=0,
+        le=1_000_000,
+    )
+    queue_wait_s: float = knob(
+        30.0, doc="longest wait for room, in seconds", change=Change.ROUTER, gt=0, le=86400
+    )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
     )
     api_key_file: str | None = knob(
         None,
-        doc="file with API keys, one a line; needed when host is not loopback",
+        doc="file with API keys or sha256:HASH, one a line; needed when host is not loopback",
         change=Change.ROUTER,
     )
     pair_header: bool = knob(
@@ -147,6 +222,11 @@ class RouterSpec(Frozen):
         doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
         change=Change.ROUTER,
     )
+
+    @property
+    def ports(self) -> set[int]:
+        """What it listens on."""
+        return {port for port in (self.port, self.admin_port) if port is not None}
 
 
 class RuntimeSpec(Frozen):

@@ -11,6 +11,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 
 from kvdeploy.model.catalog import BUILTIN_MODELS, TINY_MAX_LENGTH
+from kvdeploy.model.routing import MODES
 from kvdeploy.model.wording import did_you_mean
 from kvdeploy.planning.aws_checks import AWS_CHECKS
 from kvdeploy.planning.findings import (
@@ -107,6 +108,27 @@ def lease_too_short(spec: ClusterSpec) -> Iterator[Finding]:
             f"{lease:g} s is shorter than router.deadlines.prefill_s ({deadline:g} s): under load "
             "prefill frees the blocks while decode still queues, and the request is lost",
             f"Set it to {deadline:g} or more.",
+        )
+
+
+def router_ports_same(spec: ClusterSpec) -> Iterator[Finding]:
+    """One of the two could not be listened on."""
+    if spec.router.admin_port == spec.router.port:
+        yield error(
+            "router.admin_port",
+            f"{spec.router.port} is router.port already",
+            "Choose another port for one of them.",
+        )
+
+
+def router_mode_unfit(spec: ClusterSpec) -> Iterator[Finding]:
+    """A leg of the other connector's kind ends decode's process."""
+    mode, good = spec.router.mode, MODES[spec.connector.mode]
+    if mode != "auto" and mode not in good:
+        yield error(
+            "router.mode",
+            f"engines with connector.mode {spec.connector.mode} cannot do {mode}",
+            f"Good values: auto, {', '.join(good)}.",
         )
 
 
@@ -219,6 +241,8 @@ SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     decode_not_a_multiple_of_prefill,
     decode_split,
     lease_too_short,
+    router_mode_unfit,
+    router_ports_same,
     builtin_model_unknown,
     tiny_model_too_long,
     max_length_below_block,

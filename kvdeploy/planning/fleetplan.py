@@ -182,7 +182,7 @@ def _engines_of(
     model: ModelOutputs,
 ) -> Iterator[LaunchSpec]:
     """The engines of one node: its ports, cores and GPUs are dealt to them in order."""
-    taken = {spec.router.port}
+    taken = spec.router.ports
     profile = INSTANCES.get(machine.instance_type)
     cpu = runtime.device == "cpu"
     if cpu and not (machine.cores and machine.interface):

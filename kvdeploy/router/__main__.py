@@ -11,13 +11,15 @@ import errno
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
 
 from kvdeploy.errors import FleetError, KvdeployError, SpecError
-from kvdeploy.model.routing import RouterConfig
+from kvdeploy.model.routing import MODES, RouterConfig
+from kvdeploy.router.admin import HOST
 from kvdeploy.router.auth import read_keys
 from kvdeploy.router.service import DRAIN_S, Service
 
@@ -40,6 +42,12 @@ def read_config(path: Path) -> RouterConfig:
         )
         message = f"{path} is not a router configuration: {problems}"
         raise SpecError(message, hint=hint) from e
+    if config.usual_mode not in MODES[config.mode]:
+        message = (
+            f"{path}: dispatch: engines with the {config.mode} connector cannot do "
+            f"{config.usual_mode}; they can {', '.join(MODES[config.mode])}"
+        )
+        raise SpecError(message, hint=hint)
     names = [engine.name for engine in config.engines]
     if len(set(names)) != len(names):
         message = f"{path}: engines.name: each engine needs a name of its own, got {names}"
@@ -51,13 +59,16 @@ def read_config(path: Path) -> RouterConfig:
     return config
 
 
-async def serve(config: RouterConfig) -> None:
-    """Until SIGTERM or SIGINT. Raises KvdeployError."""
+async def serve(path: Path) -> None:
+    """Until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises KvdeployError."""
+    config = read_config(path)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = Service(config, read_keys(config.api_key_file))
+    service.reread = partial(reload, service, path)
+    loop.add_signal_handler(signal.SIGHUP, service.reread)
     try:
         await service.start()
         await stop.wait()
@@ -65,11 +76,27 @@ async def serve(config: RouterConfig) -> None:
     except OSError as e:
         taken = e.errno == errno.EADDRINUSE
         why = "the port is taken" if taken else (e.strerror or str(e))
-        message = f"the router cannot listen on {config.host}:{config.port}: {why}"
+        places = f"{config.host}:{config.port}"
+        if config.admin_port is not None:
+            places += f" and {HOST}:{config.admin_port}"
+        message = f"the router cannot listen on {places}: {why}"
         hint = "see `ss -ltnp` for who listens there, or set another router port"
         raise FleetError(message, hint=hint) from e
     finally:
         await service.stop()
+
+
+def reload(service: Service, path: Path) -> str:
+    """What is wrong with the configuration: it then changes nothing. Nothing when it was read."""
+    try:
+        config = read_config(path)
+        keys = read_keys(config.api_key_file)
+    except KvdeployError as e:
+        service.metrics.reloads.labels("refused").inc()
+        log.error("not reloaded: %s", e.message)  # noqa: TRY400
+        return e.message
+    service.reload(config, keys)
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
-        uvloop.run(serve(read_config(options.config)))
+        uvloop.run(serve(options.config))
     except KvdeployError as e:
         log.error("%s%s", e.message, f" ({e.hint})" if e.hint else "")  # noqa: TRY400
         return e.exit_code

@@ -5,20 +5,20 @@ Owns what each route answers. Never talks to an engine itself and never decides 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kvdeploy.router import errors, intake
-from kvdeploy.router.policy import choose_pair
 from kvdeploy.router.relay import relay_stream
 from kvdeploy.router.surface import TICKET, guard, stamp
 
 if TYPE_CHECKING:
     from kvdeploy.router.legs import Endpoint
     from kvdeploy.router.service import Service
-    from kvdeploy.router.table import Route
+    from kvdeploy.router.states import EngineState
 
 PAIR_HEADER = "X-Kvdeploy-Pair"
 TIMEOUT_HEADER = "X-Kvdeploy-Timeout-S"
@@ -45,7 +45,9 @@ class Routes:
         return web.json_response({"object": "list", "data": [model]})
 
     async def health(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response({"status": "alive"})
+        """200 while the process lives; the engines are told for people, not judged."""
+        told = {e.name: _tell(e) for e in self._service.table.engines.values()}
+        return web.json_response({"status": "alive", "engines": told})
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         pairs = self._service.table.states()
@@ -73,15 +75,18 @@ class Routes:
         )
         job = intake.parse_job(
             endpoint,
-            await _read_body(request, config.max_body_bytes),
+            await _read_body(request, config.max_body_bytes, timeout_s=config.deadlines.body_s),
             client_id=ticket.client_id,
             served_model=config.served_model,
             total_s=total_s,
+            block_size=config.block_size,
+            mode=intake.parse_mode(request.headers.get(intake.MODE_HEADER), config),
+            aggregate_below=config.aggregate_below_tokens,
         )
+        ticket.trail.mode = job.mode
         ticket.request_id = ticket.client_id or job.request_id
-        route = self._choose(request.headers.get(PAIR_HEADER))
-        ticket.pair = route.name
-        answer = await service.dispatcher.open(job, route)
+        pinned = self._check_pair(request.headers.get(PAIR_HEADER))
+        answer = await service.attempts.open(job, pinned=pinned, trail=ticket.trail)
         try:
             if not job.stream:
                 headers = {"Content-Type": answer.content_type}
@@ -93,30 +98,34 @@ class Routes:
         finally:
             answer.close()
 
-    def _choose(self, wanted: str | None) -> Route:
+    def _check_pair(self, wanted: str | None) -> str | None:
         """Raises ApiError."""
         table, config = self._service.table, self._service.config
-        name = wanted
-        if name is None:
-            name = choose_pair(config.policy, table.loads(), table.next_turn())
-            if name is None:
-                raise errors.no_pair(table.states())
-        elif not config.pair_header:
+        if wanted is None:
+            return None
+        if not config.pair_header:
             raise errors.pair_header_off(PAIR_HEADER)
-        elif name not in table.pairs:
-            raise errors.unknown_pair(name, sorted(table.pairs))
-        pair = table.pairs[name]
-        if pair.state != "ready":
-            raise errors.pair_not_ready(name, pair.state, pair.explain())
-        return table.build_route(pair)
+        if wanted not in table.pairs:
+            raise errors.unknown_pair(wanted, sorted(table.pairs))
+        return wanted
 
 
-async def _read_body(request: web.Request, limit: int) -> bytes:
+def _tell(engine: EngineState) -> dict[str, object]:
+    lost = {"lost_blocks": engine.lost_blocks} if engine.engine.role == "decode" else {}
+    return {"state": engine.condition, "reason": engine.explain(), **lost}
+
+
+async def _read_body(request: web.Request, limit: int, *, timeout_s: float) -> bytes:
     """Raises ApiError."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise errors.body_encoded()
     if (request.content_length or 0) > limit:
         raise errors.body_too_large(limit)
     try:
-        return await request.read()
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise errors.body_too_slow(timeout_s) from None
     except web.HTTPRequestEntityTooLarge:
         raise errors.body_too_large(limit) from None
 

@@ -17,7 +17,7 @@ from kvdeploy.router.errors import EngineFailureError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvdeploy.router.table import EngineState
+    from kvdeploy.router.states import EngineState
 
 # Below the 5 s after which a vLLM server closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
 # 0.32), so that no leg is written to a connection that is being closed.
@@ -60,6 +60,18 @@ class EngineClient:
         with self._translating(to):
             return await response.content.readany()
 
+    async def fetch(self, to: EngineState, path: str, timeout_s: float) -> str | None:
+        """The text of a page, or None for whatever reason."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.get(to.engine.url + path) as response,
+            ):
+                text = await response.text(errors="replace")
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+        return text if response.status == 200 else None
+
     async def probe(self, to: EngineState, timeout_s: float) -> tuple[Look, str]:
         """One look at /health, and what was wrong."""
         try:
@@ -85,13 +97,19 @@ class EngineClient:
             yield
         except aiohttp.ServerTimeoutError as e:
             message = f"{to.name} did not take a connection within {self._connect_s} s"
-            raise EngineFailureError(504, f"{role}_connect", message, lost=True) from e
+            raise EngineFailureError(
+                504, f"{role}_connect", message, engine=to.name, lost=True
+            ) from e
         except aiohttp.ClientConnectorError as e:
             message = f"{to.name} cannot be reached: {e.strerror or e}"
-            raise EngineFailureError(502, f"{role}_unreachable", message, lost=True) from e
+            raise EngineFailureError(
+                502, f"{role}_unreachable", message, engine=to.name, lost=True
+            ) from e
         except (aiohttp.ClientError, OSError) as e:
             message = f"{to.name} broke the connection off: {_explain(e)}"
-            raise EngineFailureError(502, f"{role}_broke_off", message, lost=True) from e
+            raise EngineFailureError(
+                502, f"{role}_broke_off", message, engine=to.name, lost=True
+            ) from e
 
 
 def _explain(error: Exception) -> str:

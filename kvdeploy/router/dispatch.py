@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvdeploy.router import legs
-from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
-from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, run_prefill
+from kvdeploy.router.errors import (
+    ApiError,
+    EngineBusyError,
+    EngineFailureError,
+    EngineRefusalError,
+    deadline,
+)
+from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, start_prefill
 
 if TYPE_CHECKING:
+    from kvdeploy.model.routing import Deadlines
     from kvdeploy.router.background import Background
-    from kvdeploy.router.table import Route
+    from kvdeploy.router.states import Route
 
 _SETTLE_S = 2.0
 """How long D may take to refuse what P has refused."""
+_TICK_S = 0.005
+"""How far a timer of the event loop may be early."""
 _REGISTER_S = 1.0
 """How long D's leg is held after P's answer for a client that has left: until then D registers."""
 
@@ -58,32 +67,47 @@ class Answer:
         return _total(total_s, f"{self._leg.to.name} was still generating")
 
 
+class _Lives(NamedTuple):
+    """Of the engines of a route, as they are when its legs are sent."""
+
+    prefill: asyncio.Future[None] | None
+    """None where nothing depends on it."""
+    decode: asyncio.Future[None]
+
+    @property
+    def watched(self) -> set[asyncio.Future[Any]]:
+        return {life for life in self if life is not None}
+
+
 class Dispatcher:
     def __init__(self, wires: Wires, background: Background) -> None:
         self._wires = wires
         self._background = background
-        self._deadlines = wires.table.config.deadlines
 
-    async def open(self, job: legs.Job, route: Route) -> Answer:
-        """Decode's first byte, by the configured mode. Raises ApiError."""
+    @property
+    def _deadlines(self) -> Deadlines:
+        return self._wires.table.config.deadlines
+
+    async def open(self, job: legs.Job, route: Route, *, started: float) -> Answer:
+        """Decode's first byte, in the job's mode. `started`, on the event loop's clock, is
+        when the request's total began. Raises ApiError.
+        """
         if not job.needs_prefill:
-            return await self.send_alone(job, route)
-        if self._wires.table.config.mode == "pull":
-            return await self.send_in_turn(job, route)
-        return await self.send_at_once(job, route)
+            return await self.send_alone(job, route, started=started)
+        if job.mode == "push":
+            return await self.send_at_once(job, route, started=started)
+        return await self.send_in_turn(job, route, started=started)
 
-    async def send_at_once(self, job: legs.Job, route: Route) -> Answer:
+    async def send_at_once(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Push: neither leg waits for the other."""
         sent = route.prefill.identities[route.prefill_rank]
-        started = _now()
+        lives = _Lives(route.prefill.life, route.decode.life)
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
-        prefill = self._background.start(
-            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=sent)
-        )
+        prefill = self._start_prefill(job, route, sent)
         prefill.add_done_callback(partial(self._account, decode))
         decode.start(legs.build_push_params(job, sent))
         try:
-            await self._wait_first(job, route, started, prefill, decode)
+            await self._wait_first(job, route, started, prefill, decode, lives=lives)
             return self._build_answer(job, started, decode)
         except BaseException:
             self._background.detach(prefill)
@@ -92,41 +116,48 @@ class Dispatcher:
             self._background.start(self._release(decode, prefill))
             raise
 
-    async def send_alone(self, job: legs.Job, route: Route) -> Answer:
+    async def send_alone(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Decode computes the prompt as well."""
-        started = _now()
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         decode.start(None)
         try:
-            await self._wait_decode(job, route, started, decode)
+            await self._wait_decode(job, route, started, decode, _Lives(None, route.decode.life))
             return self._build_answer(job, started, decode)
         except BaseException:
             decode.close()
             raise
 
-    async def send_in_turn(self, job: legs.Job, route: Route) -> Answer:
+    async def send_in_turn(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Pull, and the warm-up in every mode: decode is told what prefill answered."""
-        started = _now()
-        prefill = self._background.start(
-            run_prefill(self._wires, job, route.prefill, route.prefill_rank, sent=None)
-        )
+        lives = _Lives(route.prefill.life, route.decode.life)
+        prefill = self._start_prefill(job, route, None)
         try:
-            await asyncio.wait({prefill}, timeout=self._prefill_limit(job))
+            await asyncio.wait(
+                {prefill, *lives.watched},
+                timeout=self._prefill_limit(job, started),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             self._background.detach(prefill)
         if not prefill.done():
-            raise self._build_prefill_error(job, route)
+            raise _find_ended(route, lives) or self._build_prefill_error(job, route, started)
         done = prefill.result()
         if done.error is not None:
             raise done.error
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         decode.start(legs.build_answered_params(job, done.params))
         try:
-            await self._wait_decode(job, route, started, decode)
+            await self._wait_decode(job, route, started, decode, lives)
             return self._build_answer(job, started, decode)
         except BaseException:
             decode.close()
             raise
+
+    def _start_prefill(
+        self, job: legs.Job, route: Route, sent: legs.Coordinates | None
+    ) -> asyncio.Task[Prefilled]:
+        to, at = route.prefill, route.prefill_rank
+        return start_prefill(self._wires, self._background, job, to, at, sent=sent)
 
     async def _wait_first(
         self,
@@ -135,38 +166,59 @@ class Dispatcher:
         started: float,
         prefill: asyncio.Task[Prefilled],
         decode: DecodeLeg,
+        *,
+        lives: _Lives,
     ) -> None:
-        """Until decode answers, prefill fails or a deadline breaks. Raises ApiError."""
+        """Until decode answers, prefill fails, one is found dead or a deadline breaks. Raises
+        ApiError.
+        """
         await asyncio.wait(
-            {prefill, decode.task},
-            timeout=self._prefill_limit(job),
+            {prefill, decode.task, *lives.watched},
+            timeout=self._prefill_limit(job, started),
             return_when=asyncio.FIRST_COMPLETED,
         )
         if decode.task.done():
             return
         if not prefill.done():
-            raise self._build_prefill_error(job, route)
+            raise _find_ended(route, lives) or self._build_prefill_error(job, route, started)
         error = prefill.result().error
         if error is not None:
             raise error
-        await self._wait_decode(job, route, started, decode)
+        await self._wait_decode(job, route, started, decode, lives)
 
     async def _wait_decode(
-        self, job: legs.Job, route: Route, started: float, decode: DecodeLeg
+        self, job: legs.Job, route: Route, started: float, decode: DecodeLeg, lives: _Lives
     ) -> None:
         """The prompt is done: decode's own time runs from here. Raises ApiError."""
         left_s = max(0.0, started + job.total_s - _now())
         first_s = self._deadlines.first_token_s
-        await asyncio.wait({decode.task}, timeout=min(left_s, first_s) if job.stream else left_s)
+        if not job.stream:
+            # Whether its KV has come cannot be told from a whole answer that is not there yet.
+            lives = lives._replace(prefill=None)
+        await self._wait_life(decode, lives, min(left_s, first_s) if job.stream else left_s)
         if decode.task.done():
             return
         if not decode.settled and (job.stream or job.body.get("max_tokens") == 1):
             # It owed a token and gave none. A longer answer may simply not have been finished.
             self._count_lost(decode)
+        if ended := _find_ended(route, lives):
+            raise ended
         if job.stream and first_s <= left_s:
             message = f"{route.decode.name} sent no token within {first_s} s of the prompt's end"
             raise deadline(message, code="first_token_deadline")
         raise _total(job.total_s, f"{route.decode.name} had not answered")
+
+    async def _wait_life(self, decode: DecodeLeg, lives: _Lives, limit_s: float) -> None:
+        """Until D answers or is found dead, or P is and D does not answer a little later: the last
+        WRITE may have landed.
+        """
+        own: set[asyncio.Future[Any]] = {decode.task, lives.decode}
+        await asyncio.wait(
+            own | lives.watched, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if lives.prefill is not None and lives.prefill.done():
+            rest_s = min(_SETTLE_S, limit_s)
+            await asyncio.wait(own, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _build_answer(self, job: legs.Job, started: float, decode: DecodeLeg) -> Answer:
         """Raises what decode's leg ended with."""
@@ -178,16 +230,17 @@ class Dispatcher:
             inter_token_s=self._deadlines.inter_token_s,
         )
 
-    def _prefill_limit(self, job: legs.Job) -> float:
-        return min(self._deadlines.prefill_s, job.total_s)
+    def _prefill_limit(self, job: legs.Job, started: float) -> float:
+        return min(self._deadlines.prefill_s, max(0.0, started + job.total_s - _now()))
 
-    def _build_prefill_error(self, job: legs.Job, route: Route) -> EngineFailureError:
-        limit_s = self._deadlines.prefill_s
-        name = route.prefill.name
-        if job.total_s < limit_s:
+    def _build_prefill_error(
+        self, job: legs.Job, route: Route, started: float
+    ) -> EngineFailureError:
+        limit_s, name = self._deadlines.prefill_s, route.prefill.name
+        if _now() >= started + job.total_s - _TICK_S:
             return _total(job.total_s, f"{name} was still working on the prompt")
         message = f"{name} did not finish the prompt within {limit_s} s"
-        return deadline(message, code="prefill_deadline")
+        return deadline(message, code="prefill_deadline", engine=name)
 
     def _account(self, decode: DecodeLeg, prefill: asyncio.Task[Prefilled]) -> None:
         """P's leg has ended, whoever still waits: count the WRITE that a waiting D will not get."""
@@ -225,12 +278,25 @@ class Dispatcher:
 
     def _count_lost(self, decode: DecodeLeg) -> None:
         self._wires.metrics.lost_writes.labels(decode.to.name).inc()
+        self._wires.table.lose(decode.to, decode.job.prompt_tokens)
+
+
+def _find_ended(route: Route, lives: _Lives) -> EngineFailureError | None:
+    """Which of the two was found dead or frozen while its answer was waited for."""
+    for engine, life in ((route.decode, lives.decode), (route.prefill, lives.prefill)):
+        if life is not None and life.done():
+            message = f"{engine.name} was taken out of use: {engine.reason}"
+            code = f"{engine.engine.role}_ejected"
+            return EngineFailureError(502, code, message, engine=engine.name)
+    return None
 
 
 def _refused(decode: DecodeLeg) -> bool:
-    """Whether D found fault with the request itself."""
+    """Whether D would not have the request at all, so that it has registered nothing."""
     task = decode.task
-    return task.done() and not task.cancelled() and isinstance(task.exception(), EngineRefusalError)
+    if not task.done() or task.cancelled():
+        return False
+    return isinstance(task.exception(), EngineRefusalError | EngineBusyError)
 
 
 def _now() -> float:

@@ -13,14 +13,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router import legs
-from kvdeploy.router.errors import ApiError, EngineFailureError, EngineRefusalError, deadline
+from kvdeploy.router.errors import (
+    ApiError,
+    EngineBusyError,
+    EngineFailureError,
+    EngineRefusalError,
+    deadline,
+)
+from kvdeploy.router.judge import find_decode_fault, find_prefill_fault, find_stream_fault
 
 if TYPE_CHECKING:
     import aiohttp
 
+    from kvdeploy.router.background import Background
     from kvdeploy.router.client import EngineClient
     from kvdeploy.router.metrics import Metrics
-    from kvdeploy.router.table import EngineState, Table
+    from kvdeploy.router.states import EngineState
+    from kvdeploy.router.table import Table
 
 BACKGROUND_S = 300.0
 """How long a prefill leg may go on after its deadline was told to the client."""
@@ -50,7 +59,6 @@ async def run_prefill(
     """Never raises for what P does. `sent` is what D was told of P, if it was told already."""
     bound_s = wires.table.config.deadlines.prefill_s + BACKGROUND_S
     started = time.perf_counter()
-    _load(wires, to, job.prompt_tokens, 1)
     try:
         async with asyncio.timeout(bound_s):
             response = await wires.client.post(
@@ -61,14 +69,29 @@ async def run_prefill(
         return Prefilled(_judge_prefill(wires.table, to, rank, body, sent))
     except TimeoutError:
         message = f"{to.name} did not finish the prompt within {bound_s} s"
-        return Prefilled({}, deadline(message, code="prefill_deadline"))
+        return Prefilled({}, deadline(message, code="prefill_deadline", engine=to.name))
     except ApiError as e:
         _note(wires.table, to, e)
         return Prefilled({}, e)
     finally:
-        _load(wires, to, -job.prompt_tokens, -1)
         elapsed = time.perf_counter() - started
         wires.metrics.leg_seconds.labels(to.name, to.engine.role).observe(elapsed)
+
+
+def start_prefill(
+    wires: Wires,
+    background: Background,
+    job: legs.Job,
+    to: EngineState,
+    rank: int | None,
+    *,
+    sent: legs.Coordinates | None,
+) -> asyncio.Task[Prefilled]:
+    """Send the leg and count it at once: the next choice must see it."""
+    _load(wires, to, job.prompt_tokens, 1)
+    task = background.start(run_prefill(wires, job, to, rank, sent=sent))
+    task.add_done_callback(lambda _: _load(wires, to, -job.prompt_tokens, -1))
+    return task
 
 
 class DecodeLeg:
@@ -83,7 +106,7 @@ class DecodeLeg:
         self.left_to_settle = False
         """P refused the request; D gets a moment to refuse it as well."""
         self._wires = wires
-        self._job = job
+        self.job = job
         self._rank = rank
         self._response: aiohttp.ClientResponse | None = None
         self._task: asyncio.Task[bytes] | None = None
@@ -127,7 +150,7 @@ class DecodeLeg:
 
     async def _open(self, params: dict[str, Any] | None) -> bytes:
         """The whole body, or a stream's first bytes. Raises ApiError."""
-        job, client = self._job, self._wires.client
+        job, client = self.job, self._wires.client
         try:
             response = self._response = await client.post(
                 self.to,
@@ -149,8 +172,12 @@ class DecodeLeg:
         self.settled = True
         _raise_for_status(self.to, response.status, self.content_type, body)
         if not body:
-            message = f"{self.to.name} ended its answer before the first byte"
-            raise EngineFailureError(502, "decode_failed", message)
+            fault = "ended its answer before the first byte"
+        else:
+            fault = find_stream_fault(body) if job.stream else find_decode_fault(body)
+        if fault:
+            message = f"{self.to.name} {fault}"
+            raise EngineFailureError(502, "decode_failed", message, engine=self.to.name)
         return body
 
 
@@ -162,19 +189,29 @@ def _judge_prefill(
     sent: legs.Coordinates | None,
 ) -> dict[str, Any]:
     """P's transfer parameters. Raises ApiError when there will be no WRITE to where D waits."""
+    fault = find_prefill_fault(body)
+    if fault:
+        raise EngineFailureError(502, "prefill_failed", f"{to.name} {fault}", engine=to.name)
     params = legs.parse_answered_params(body)
     found = legs.parse_coordinates(params) if params else None
     if params is None or found is None:
         message = f"{to.name} answered without transfer parameters: it has no KV to send"
-        raise EngineFailureError(502, "prefill_failed", message)
+        raise EngineFailureError(502, "prefill_failed", message, engine=to.name)
+    if not found.engine_id.startswith(to.engine.id_prefix):
+        message = (
+            f"{to.name} says that it is {found.engine_id}; its id should begin with "
+            f"{to.engine.id_prefix}: another engine listens at {to.engine.url}"
+        )
+        table.refuse(to, message)
+        raise EngineFailureError(502, "prefill_wrong_engine", message, engine=to.name)
     mode, wanted = params.get("transfer_mode"), table.config.mode
     if mode is not None and mode != wanted:
         message = f"{to.name} runs the {mode} connector; the router is set to {wanted}"
-        raise EngineFailureError(502, "prefill_wrong_mode", message)
+        raise EngineFailureError(502, "prefill_wrong_mode", message, engine=to.name)
     table.identify(to, rank, found)
     if sent is not None and sent.engine_id != found.engine_id:
         message = f"{to.name} was restarted: it is {found.engine_id} now, was {sent.engine_id}"
-        raise EngineFailureError(502, "prefill_restarted", message)
+        raise EngineFailureError(502, "prefill_restarted", message, engine=to.name)
     return params
 
 
@@ -182,10 +219,12 @@ def _raise_for_status(to: EngineState, status: int, content_type: str, body: byt
     if status == 200:
         return
     message = f"{to.name} answered {status}: {_excerpt(body)}"
+    if status == 429:
+        raise EngineBusyError(to.engine.role, message, engine=to.name)
     if 400 <= status < 500:
         kind = content_type or "application/json"
         raise EngineRefusalError(status, message, content_type=kind, body=body)
-    raise EngineFailureError(502, f"{to.engine.role}_failed", message)
+    raise EngineFailureError(502, f"{to.engine.role}_failed", message, engine=to.name)
 
 
 def _excerpt(body: bytes) -> str:
@@ -204,6 +243,8 @@ def _load(wires: Wires, to: EngineState, tokens: int, requests: int) -> None:
     to.prompt_tokens += tokens
     to.requests += requests
     wires.metrics.in_flight.labels(to.name).set(to.requests)
+    if requests < 0:
+        wires.table.on_change()
 
 
 def _retrieve(task: asyncio.Task[bytes]) -> None:

@@ -9,15 +9,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvdeploy.router.gauges import parse_kv
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvdeploy.router.client import EngineClient, Look
-    from kvdeploy.router.table import EngineState, Table
+    from kvdeploy.router.states import EngineState
+    from kvdeploy.router.table import Table
     from kvdeploy.router.warmup import Warmer
+
+    Work = Callable[[EngineState], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
 
+PARDON_S = 30.0
+"""After which a refused engine is asked again who it is."""
 PROBE_TIMEOUT_S = 5.0
 PATIENCE: dict[Look, int] = {"refused": 1, "sick": 2, "slow": 3}
 """Bad looks of one kind in a row that take an engine out: a busy engine is slow, not dead."""
@@ -45,32 +52,61 @@ class Supervisor:
         self._client = client
         self._table = table
         self._warmer = warmer
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[EngineState, list[asyncio.Task[None]]] = {}
 
-    def start(self) -> None:
-        for engine in self._table.engines.values():
-            self._tasks.append(asyncio.create_task(_keep(self._watch, engine)))
-            if engine.engine.role == "decode":
-                self._tasks.append(asyncio.create_task(_keep(self._warmer.keep_warm, engine)))
+    def sync(self) -> None:
+        """Look after the engines that are in the table now, and after no others."""
+        wanted = list(self._table.engines.values())
+        for engine in [e for e in self._tasks if e not in wanted]:
+            for task in self._tasks.pop(engine):
+                task.cancel()
+        for engine in wanted:
+            if engine not in self._tasks:
+                self._tasks[engine] = [
+                    asyncio.create_task(_keep(work, engine)) for work in self._works(engine)
+                ]
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = [task for of_one in self._tasks.values() for task in of_one]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+    def _works(self, engine: EngineState) -> list[Work]:
+        if engine.engine.role == "prefill":
+            return [self._watch]
+        return [self._watch, self._warmer.keep_warm, self._read_metrics]
 
     async def _watch(self, engine: EngineState) -> None:
         strikes = Strikes()
+        refused_at = 0.0
         while True:
             look, why = await self._client.probe(engine, PROBE_TIMEOUT_S)
             if strikes.count(look):
                 self._table.eject(engine, why)
             elif look == "ok":
                 self._table.admit(engine)
+            if not engine.refused:
+                refused_at = _now()
+            elif _now() - refused_at >= PARDON_S:
+                self._table.pardon(engine)
             await asyncio.sleep(self._table.config.health_interval_s)
 
+    async def _read_metrics(self, decode: EngineState) -> None:
+        """For ever, beside the requests and never in their way."""
+        while True:
+            if decode.up:
+                text = await self._client.fetch(decode, "/metrics", PROBE_TIMEOUT_S)
+                self._table.observe(decode, parse_kv(text) if text is not None else None)
+            await asyncio.sleep(self._table.config.metrics_interval_s)
 
-async def _keep(work: Callable[[EngineState], Awaitable[Any]], engine: EngineState) -> None:
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _keep(work: Work, engine: EngineState) -> None:
     """A bug in one look must not end all looks."""
     while True:
         try:

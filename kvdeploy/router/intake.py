@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvdeploy.model.routing import MODES
 from kvdeploy.router import errors
 from kvdeploy.router.legs import Endpoint, Job, build_request_id
+from kvdeploy.router.prefix import CHARS_PER_TOKEN, build_keys
 
-CHARS_PER_TOKEN = 4
+if TYPE_CHECKING:
+    from kvdeploy.model.routing import Mode, RouterConfig
+
+MODE_HEADER = "X-Kvdeploy-Mode"
+_PROMPT: dict[Endpoint, str] = {
+    "/v1/completions": "prompt",
+    "/v1/chat/completions": "messages",
+}
 
 
 def parse_job(
-    endpoint: Endpoint, raw: bytes, *, client_id: str | None, served_model: str, total_s: float
+    endpoint: Endpoint,
+    raw: bytes,
+    *,
+    client_id: str | None,
+    served_model: str,
+    total_s: float,
+    block_size: int,
+    mode: Mode,
+    aggregate_below: int = 0,
 ) -> Job:
-    """Raises ApiError."""
+    """`mode` is what is wanted; a prompt that decode must or had better compute itself goes to
+    decode alone: a push would find no taker, or not be worth it. Raises ApiError.
+    """
     body = _parse_object(raw)
     model = body.get("model")
     if not isinstance(model, str):
@@ -36,6 +55,7 @@ def parse_job(
     prompt_tokens = _estimate(endpoint, body, len(raw))
     if model != served_model:
         raise errors.model_not_found(model, served_model)
+    is_alone = prompt_tokens < aggregate_below or _wants_prompt_logprobs(endpoint, body)
     return Job(
         endpoint=endpoint,
         raw=raw,
@@ -43,9 +63,23 @@ def parse_job(
         request_id=build_request_id(client_id),
         stream=bool(body.get("stream")),
         prompt_tokens=prompt_tokens,
+        prefix=build_keys(body.get(_PROMPT[endpoint]), block_size),
         total_s=total_s,
-        needs_prefill=not _wants_prompt_logprobs(endpoint, body),
+        mode="aggregated" if is_alone else mode,
     )
+
+
+def parse_mode(header: str | None, config: RouterConfig) -> Mode:
+    """The client's X-Kvdeploy-Mode, if it may have one. Raises ApiError."""
+    if header is None:
+        return config.usual_mode
+    if not config.mode_header:
+        raise errors.mode_header_off(MODE_HEADER)
+    good = MODES[config.mode]
+    for mode in good:
+        if mode == header:
+            return mode
+    raise errors.unknown_mode(header, good)
 
 
 def _wants_prompt_logprobs(endpoint: Endpoint, body: dict[str, Any]) -> bool:

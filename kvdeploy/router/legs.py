@@ -11,7 +11,11 @@ import json
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kvdeploy.model.routing import Mode
+    from kvdeploy.router.prefix import Key
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -49,9 +53,15 @@ class Job:
     stream: bool = False
     prompt_tokens: int = 1
     """An estimate, for balancing only."""
+    prefix: tuple[Key, ...] = ()
+    """Names of the prompt's beginnings, for finding who has them in its cache."""
     total_s: float = 600.0
-    needs_prefill: bool = True
-    """False when decode must compute the prompt itself, so that a push would find no taker."""
+    mode: Mode = "push"
+
+    @property
+    def needs_prefill(self) -> bool:
+        """False when decode computes the prompt itself."""
+        return self.mode != "aggregated"
 
 
 def build_request_id(client_id: str | None) -> str:
@@ -85,7 +95,7 @@ def build_prefill_body(job: Job) -> bytes:
     body = {key: value for key, value in job.body.items() if key not in _NOT_FOR_PREFILL}
     body["stream"] = False
     body["max_tokens"] = 1
-    if job.endpoint == "/v1/chat/completions" and "max_completion_tokens" in body:
+    if "max_completion_tokens" in body:
         body["max_completion_tokens"] = 1
     body["kv_transfer_params"] = {
         "do_remote_decode": True,

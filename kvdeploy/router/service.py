@@ -1,16 +1,18 @@
 """The running router: its parts, put together and taken apart in order.
 
-Owns what is alive between start and stop. A new configuration means a new Table here.
+Owns what is alive between start and stop, and what a new configuration changes of it.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from kvdeploy.router.admin import HOST, build_admin
 from kvdeploy.router.app import build_app
+from kvdeploy.router.attempts import Attempts
 from kvdeploy.router.background import Background
 from kvdeploy.router.client import EngineClient
 from kvdeploy.router.dispatch import Dispatcher
@@ -21,13 +23,23 @@ from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.auth import Keys
 
 log = logging.getLogger(__name__)
 
+AT_START = ("host", "port", "admin_port", "max_body_bytes")
+"""Settings that are taken up by a restart only; `deadlines.connect_s` is another."""
 DRAIN_S = 10.0
 LEGS_S = 5.0
+LINGER_S = 2.0
+"""For the rest of a body that was refused, before its connection is closed."""
+
+
+def _no_file() -> str:
+    return "this router was not started from a file"
 
 
 class Service:
@@ -37,41 +49,75 @@ class Service:
         self.config = config
         self.keys = keys
         self.draining = False
+        self.admin_port = 0
+        """As it is; 0 where there is none."""
         self.metrics = Metrics()
         self.client = EngineClient(connect_s=config.deadlines.connect_s)
         self.table = Table(config, self.metrics)
         self._background = Background(self.metrics)
         wires = Wires(self.client, self.table, self.metrics)
-        self.dispatcher = Dispatcher(wires, self._background)
-        self._supervisor = Supervisor(self.client, self.table, Warmer(self.table, self.dispatcher))
+        dispatcher = Dispatcher(wires, self._background)
+        self.attempts = Attempts(self.table, dispatcher, self.metrics)
+        self._supervisor = Supervisor(self.client, self.table, Warmer(self.table, dispatcher))
         self._runner = web.AppRunner(
             build_app(self),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=DRAIN_S,
+            lingering_time=LINGER_S,
         )
+        self._admin = web.AppRunner(build_admin(self), access_log=None, shutdown_timeout=0.1)
+        self.reread: Callable[[], str] = _no_file
+        """Reads the configuration again: what was wrong with it, or nothing."""
 
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port)
         await site.start()
-        self._supervisor.start()
+        await self._start_admin()
+        self._supervisor.sync()
         port: int = self._runner.addresses[0][1]
         log.info(
             "listening host=%s port=%s mode=%s policy=%s engines=%s",
             self.config.host,
             port,
-            self.config.mode,
+            self.config.usual_mode,
             self.config.policy,
             ",".join(self.table.engines),
         )
         return port
 
+    async def _start_admin(self) -> None:
+        """Raises OSError."""
+        port = self.config.admin_port
+        if port is None:
+            return
+        await self._admin.setup()
+        await web.TCPSite(self._admin, HOST, port).start()
+        self.admin_port = int(self._admin.addresses[0][1])
+        log.info("listening admin host=%s port=%s", HOST, self.admin_port)
+
+    def reload(self, config: RouterConfig, keys: Keys) -> None:
+        """Take a new configuration up. Requests under way keep what they have begun with."""
+        later: dict[str, Any] = {name: getattr(self.config, name) for name in AT_START}
+        connect_s = self.config.deadlines.connect_s
+        later["deadlines"] = config.deadlines.model_copy(update={"connect_s": connect_s})
+        kept = config.model_copy(update=later)
+        waiting = [name for name in later if getattr(config, name) != later[name]]
+        if waiting:
+            log.warning("changed at the next start only: %s", ", ".join(waiting))
+        self.config, self.keys = kept, keys
+        self.table.reload(kept)
+        self._supervisor.sync()
+        self.metrics.reloads.labels("done").inc()
+        log.info("reloaded engines=%s", ",".join(self.table.engines))
+
     async def stop(self) -> None:
         """Finish what is in flight, within bounds."""
         self.draining = True
         await self._runner.cleanup()
+        await self._admin.cleanup()
         await self._supervisor.stop()
         await self._background.drain(LEGS_S)
         await self.client.close()

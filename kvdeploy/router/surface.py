@@ -10,12 +10,13 @@ import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kvdeploy.router import errors
+from kvdeploy.router.attempts import Trail
 from kvdeploy.router.legs import parse_client_id
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Ticket:
     client_id: str | None
     request_id: str
     """As the client is told; engines see one that starts with it."""
-    pair: str = ""
+    trail: Trail = field(default_factory=Trail)
     error: ApiError | None = None
 
 
@@ -51,8 +52,8 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
     if ticket is None:
         return
     response.headers["X-Request-Id"] = ticket.request_id
-    if ticket.pair:
-        response.headers["X-Kvdeploy-Pair"] = ticket.pair
+    if ticket.trail.pair:
+        response.headers["X-Kvdeploy-Pair"] = ticket.trail.pair
 
 
 def guard(service: Service) -> Middleware:
@@ -126,11 +127,13 @@ def _record(service: Service, request: web.Request, ticket: Ticket, status: int)
         )
     log.log(
         logging.DEBUG if endpoint in OPEN_PATHS else logging.INFO,
-        "access method=%s path=%s status=%s pair=%s seconds=%.4f request_id=%s",
+        "access method=%s path=%s status=%s mode=%s pair=%s tries=%s seconds=%.4f request_id=%s",
         request.method,
         request.rel_url.raw_path,
         status,
-        ticket.pair or "-",
+        ticket.trail.mode or "-",
+        ticket.trail.pair or "-",
+        len(ticket.trail.pairs),
         seconds,
         ticket.request_id,
     )

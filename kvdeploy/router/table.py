@@ -1,112 +1,33 @@
 """The engines and pairs as the router knows them now: health, identity, warmth and load.
 
-Owns every mutable fact about engines, in one object that can be replaced whole. Never does I/O:
-health and dispatch tell it what they saw.
+Owns every mutable fact about engines, and what of it stays when the configuration changes. Never
+does I/O: health and dispatch tell it what they saw. Legs of engines that are no longer in the table
+go on and may still be told of: that changes nothing here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from kvdeploy.router.policy import PairLoad, order_pairs
+from kvdeploy.router.errors import EngineBusyError, EngineFailureError
+from kvdeploy.router.policy import order_pairs
+from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
 if TYPE_CHECKING:
-    from kvdeploy.model.routing import Engine, RouterConfig
+    from collections.abc import Callable
+
+    from kvdeploy.model.routing import RouterConfig
+    from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-PairState = Literal["ready", "warming", "down"]
 
-
-@dataclass(eq=False)
-class EngineState:
-    """One engine. `epoch` counts its lives: what was learned in an earlier one is void."""
-
-    engine: Engine
-    up: bool = False
-    reason: str = "not probed yet"
-    epoch: int = 0
-    prompt_tokens: int = 0
-    requests: int = 0
-    identities: dict[int | None, Coordinates] = field(default_factory=dict)
-    """By data parallel rank; None is the only rank of an engine without data parallelism."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _turn: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def ranks(self) -> tuple[int | None, ...]:
-        return tuple(range(self.engine.dp_size)) if self.engine.dp_size > 1 else (None,)
-
-    def next_rank(self) -> int | None:
-        self._turn += 1
-        return self.ranks[(self._turn - 1) % len(self.ranks)]
-
-
-@dataclass(eq=False)
-class Pair:
-    """One prefill and decode engine that may serve a request together."""
-
-    prefill: EngineState
-    decode: EngineState
-    warmed: tuple[int, int] | None = None
-    """The epochs of both engines when a request last went through them."""
-    failures: int = 0
-    retry_at: float = 0.0
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
-
-    @property
-    def epochs(self) -> tuple[int, int]:
-        return self.prefill.epoch, self.decode.epoch
-
-    @property
-    def up(self) -> bool:
-        return self.prefill.up and self.decode.up
-
-    @property
-    def state(self) -> PairState:
-        if not self.up:
-            return "down"
-        if self.warmed == self.epochs:
-            return "ready"
-        return "down" if self.failures else "warming"
-
-    def explain(self) -> str:
-        """Why the pair is not ready, or nothing."""
-        for engine in (self.prefill, self.decode):
-            if not engine.up:
-                return f"{engine.name}: {engine.reason}"
-        return self.reason if self.state == "down" else ""
-
-    @property
-    def load(self) -> PairLoad:
-        return PairLoad(self.name, self.prefill.prompt_tokens, self.decode.requests)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A pair with one data parallel rank chosen on each side."""
-
-    prefill: EngineState
-    decode: EngineState
-    prefill_rank: int | None
-    decode_rank: int | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
+def _nothing() -> None:
+    pass
 
 
 class Table:
@@ -114,29 +35,58 @@ class Table:
 
     def __init__(self, config: RouterConfig, metrics: Metrics) -> None:
         self.config = config
+        self.engines: dict[str, EngineState] = {}
+        self.pairs: dict[str, Pair] = {}
+        self.on_change: Callable[[], None] = _nothing
+        """Told when an engine may have got room, or a pair has become ready or not."""
         self._metrics = metrics
-        self._turn = 0
-        self.engines = {engine.name: EngineState(engine) for engine in config.engines}
-        ordered = order_pairs(
+        self._of: dict[str, list[Pair]] = {}
+        self._open: list[EngineState] = []
+        self._partners: dict[str, list[EngineState]] = {}
+        self.reload(config)
+
+    def reload(self, config: RouterConfig) -> None:
+        """Engines that are described as before stay as they are, their pairs warm."""
+        gone, self.config = self.engines, config
+        self.engines = {
+            engine.name: known
+            if (known := gone.get(engine.name)) and known.engine == engine
+            else EngineState(engine)
+            for engine in config.engines
+        }
+        old, self.pairs = self.pairs, {}
+        self._of = {name: [] for name in self.engines}
+        for names in order_pairs(
             [e.name for e in config.by_role("prefill")],
             [e.name for e in config.by_role("decode")],
-        )
-        pairs = [Pair(self.engines[prefill], self.engines[decode]) for prefill, decode in ordered]
-        self.pairs = {pair.name: pair for pair in pairs}
+        ):
+            pair = Pair(self.engines[names[0]], self.engines[names[1]])
+            known_pair = old.get(pair.name)
+            if known_pair and known_pair.is_of(pair.prefill, pair.decode):
+                pair = known_pair
+            self.pairs[pair.name] = pair
+            for name in names:
+                self._of[name].append(pair)
+        self._metrics.declare(config.engines)
+        self._metrics.forget(gone.keys() - self.engines.keys(), old.keys() - self.pairs.keys())
+        self._partners = {engine.name: [] for engine in config.by_role("prefill")}
+        self._open = []
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
-        return [pair for pair in self.pairs.values() if pair.decode is decode]
+        return self._of.get(decode.name, [])
 
-    def loads(self) -> list[PairLoad]:
-        return [pair.load for pair in self.pairs.values() if pair.state == "ready"]
+    @property
+    def open_prefills(self) -> list[EngineState]:
+        """Prefills with a ready pair."""
+        return self._open
+
+    def partners(self, prefill: EngineState) -> list[EngineState]:
+        """Decodes that are ready for the prefill."""
+        return self._partners.get(prefill.name, [])
 
     def states(self) -> dict[str, str]:
         return {name: self.pairs[name].state for name in sorted(self.pairs)}
-
-    def next_turn(self) -> int:
-        self._turn += 1
-        return self._turn - 1
 
     def build_route(self, pair: Pair) -> Route:
         return Route(pair.prefill, pair.decode, pair.prefill.next_rank(), pair.decode.next_rank())
@@ -148,25 +98,88 @@ class Table:
         engine.up = True
         log.info("admitted engine=%s after: %s", engine.name, engine.reason)
         engine.reason = ""
-        for pair in self.pairs.values():
-            if engine in {pair.prefill, pair.decode}:
-                pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
-                pair.decode.wake.set()
-        self.refresh()
+        for pair in self._of.get(engine.name, []):
+            pair.failures, pair.retry_at, pair.reason = 0, 0.0, ""
+            pair.decode.wake.set()
+        self.refresh(engine)
 
-    def eject(self, engine: EngineState, reason: str) -> None:
-        """Out of use until it is healthy again and its pairs are warm again."""
+    def eject(self, engine: EngineState, reason: str, *, is_dead: bool = True) -> None:
+        """Out of use until it is healthy again and its pairs are warm again. What waits for an
+        engine that is dead or frozen is told; one that only fails may yet answer the others.
+        """
         engine.reason = reason
         if engine.up:
-            engine.up = False
+            engine.up = engine.refused = False
             engine.epoch += 1
             engine.identities.clear()
             self._metrics.ejections.labels(engine.name).inc()
             log.warning("ejected engine=%s: %s", engine.name, reason)
-        self.refresh()
+            if is_dead:
+                engine.end_life()
+        self.refresh(engine)
+
+    def blame(self, route: Route, error: EngineFailureError) -> None:
+        """A request has failed on the route. Who fails again and again is ejected; where nobody
+        can tell who it was, the pair must show by a real push that it still works.
+        """
+        if not error.engine and error.code == "first_token_deadline":
+            pair = self.pairs.get(route.name)
+            if pair and pair.is_of(route.prefill, route.decode):
+                self._cool(pair, error.message)
+        by_name = {engine.name: engine for engine in (route.prefill, route.decode)}
+        engine = by_name.get(error.engine)
+        # Who lost the connection is out already, and who has no room is not sick.
+        is_other = error.lost or isinstance(error, EngineBusyError)
+        if engine is None or is_other or not engine.up:
+            return
+        limit, window_s = self.config.eject_after, self.config.eject_window_s
+        now = asyncio.get_running_loop().time()
+        if engine.standing.fail(now, limit=limit, window_s=window_s):
+            reason = f"{limit} failures within {window_s} s, the last: {error.message}"
+            self.eject(engine, reason, is_dead=False)
+
+    def praise(self, route: Route) -> None:
+        """A request has had its first byte."""
+        route.prefill.standing.succeed()
+        route.decode.standing.succeed()
+
+    def _cool(self, pair: Pair, reason: str) -> None:
+        pair.warmed = None
+        log.warning("cooled pair=%s: %s", pair.name, reason)
+        pair.decode.wake.set()
+        self.show(pair)
+
+    def refuse(self, engine: EngineState, reason: str) -> None:
+        """A healthy engine that is not the one the table means: kept out until it is another."""
+        engine.reason = reason
+        if not engine.refused:
+            engine.refused = True
+            engine.epoch += 1
+            engine.identities.clear()
+            self._metrics.refusals.labels(engine.name).inc()
+            log.error("refused engine=%s: %s", engine.name, reason)
+        self.refresh(engine)
+
+    def pardon(self, engine: EngineState) -> None:
+        """Let a refused engine say again who it is: another may have taken its place."""
+        if engine.refused:
+            engine.refused = False
+            self._wake(engine)
+            self.refresh(engine)
+
+    def hold(self, engine: EngineState, *, held: bool) -> None:
+        """No new requests for the engine, or again; those that it has go on."""
+        if engine.held != held:
+            engine.held = held
+            log.warning("%s engine=%s", "drained" if held else "undrained", engine.name)
+            self._wake(engine)
+            self.refresh(engine)
 
     def identify(self, prefill: EngineState, rank: int | None, found: Coordinates) -> bool:
-        """Adopt what P says it is; True when that ends an earlier identity of the same rank."""
+        """Adopt what P says it is; True when that ends an earlier identity of the same rank.
+
+        The caller has made sure that the id is one of the table's (`Engine.id_prefix`).
+        """
         known = prefill.identities.get(rank)
         if known == found:
             return False
@@ -190,12 +203,85 @@ class Table:
         """The engine started anew unseen: its pairs must be warmed again before use."""
         engine.epoch += 1
         log.warning("restarted engine=%s: %s", engine.name, reason)
-        for pair in self.pairs.values():
-            if engine in {pair.prefill, pair.decode}:
-                pair.decode.wake.set()
-        self.refresh()
+        self._wake(engine)
+        self.refresh(engine)
 
-    def refresh(self) -> None:
-        for pair in self.pairs.values():
-            gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
-            gauge.set(pair.state == "ready")
+    def _wake(self, engine: EngineState) -> None:
+        for pair in self._of.get(engine.name, []):
+            pair.decode.wake.set()
+
+    def lose(self, decode: EngineState, tokens: int) -> None:
+        """A WRITE will not come: D may hold the prompt's blocks until it restarts."""
+        decode.lost_blocks += -(-tokens // self.config.block_size)
+        self._weigh(decode)
+
+    def observe(self, decode: EngineState, kv: KvGauges | None) -> None:
+        """What D's metrics say. A D that nobody uses cannot have lost more than it holds."""
+        decode.kv = kv
+        if kv is not None and not kv.busy and not decode.requests:
+            held = round(kv.used_share * kv.blocks)
+            decode.lost_blocks = min(decode.lost_blocks, held)
+        self._weigh(decode)
+
+    def _weigh(self, decode: EngineState) -> None:
+        """Drain D when too many of its blocks are lost, unless there is no other D to serve."""
+        if self.engines.get(decode.name) is not decode:
+            return
+        self._metrics.lost_blocks.labels(decode.name).set(decode.lost_blocks)
+        was, decode.overdrawn = decode.overdrawn, self._is_overdrawn(decode)
+        if decode.overdrawn:
+            blocks = decode.kv.blocks if decode.kv else 0
+            decode.reason = (
+                f"about {decode.lost_blocks} of {blocks} KV blocks are held for requests whose KV "
+                "never came: restart it"
+            )
+            if not was:
+                log.error("overdrawn engine=%s: %s", decode.name, decode.reason)
+            if not decode.draining and self._has_other(decode):
+                decode.draining = True
+                self.refresh(decode)
+        elif was:
+            log.info("recovered engine=%s: its lost blocks are free again", decode.name)
+            decode.draining = False
+            decode.reason = ""
+            self._wake(decode)
+            self.refresh(decode)
+
+    def _is_overdrawn(self, decode: EngineState) -> bool:
+        """By its number of blocks as last known: an engine that is gone has not freed them."""
+        blocks = decode.kv.blocks if decode.kv else 0
+        if not blocks:
+            return decode.overdrawn and decode.lost_blocks > 0
+        return decode.lost_blocks >= self.config.drain_lost_share * blocks
+
+    def _has_other(self, decode: EngineState) -> bool:
+        return any(
+            pair.state == "ready" for pair in self.pairs.values() if pair.decode is not decode
+        )
+
+    def refresh(self, engine: EngineState | None = None) -> None:
+        """Show what has become of an engine and its pairs; of all without one."""
+        if engine is not None and self.engines.get(engine.name) is not engine:
+            return
+        for one in self.engines.values() if engine is None else (engine,):
+            for condition in CONDITIONS:
+                state = self._metrics.engine_state.labels(one.name, condition)
+                state.set(one.condition == condition)
+        for pair in self.pairs.values() if engine is None else self._of[engine.name]:
+            self.show(pair)
+
+    def show(self, pair: Pair) -> None:
+        """What a choice looks at is kept ready for it, so that it need not look at every pair."""
+        if self.pairs.get(pair.name) is not pair:
+            return
+        is_ready = pair.state == "ready"
+        gauge = self._metrics.pair_ready.labels(pair.prefill.name, pair.decode.name)
+        gauge.set(is_ready)
+        partners = self._partners[pair.prefill.name]
+        if is_ready == (pair.decode in partners):
+            return
+        # In the table's order, whatever the order in which pairs became ready.
+        ready = {p.decode.name for p in self._of[pair.prefill.name] if p.state == "ready"}
+        partners[:] = [engine for engine in self.engines.values() if engine.name in ready]
+        self._open = [engine for engine in self.engines.values() if self._partners.get(engine.name)]
+        self.on_change()

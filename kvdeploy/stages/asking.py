@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvdeploy.adapters import http
 from kvdeploy.adapters.metrics import fetch_counters
 from kvdeploy.errors import CheckError, FleetError, SmokeError
-from kvdeploy.model.listing import entries
+from kvdeploy.model.listing import HASHED, entries
 from kvdeploy.planning.verdicts import TokenRun
 from kvdeploy.polling import wait_for
 
@@ -152,7 +152,11 @@ class Asker:
         except OSError as e:
             msg = f"router.api_key_file: {self.config.api_key_file} cannot be read: {e.strerror}"
             raise CheckError(msg, hint="Smoke asks the router with the first key of it.") from e
-        keys = entries(text)
+        listed = entries(text)
+        keys = [key for key in listed if not key.startswith(HASHED)]
+        if listed and not keys:
+            msg = f"router.api_key_file: {self.config.api_key_file} holds hashes only"
+            raise CheckError(msg, hint="Smoke needs a key in the clear: make one for it.")
         return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
 
 

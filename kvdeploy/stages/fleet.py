@@ -140,7 +140,7 @@ class LocalFleetStage:
         cpus = launch.divide_cores(len(slots), machine.cores())
         gpus = launch.divide_gpus(slots)
         known = {slot.name: self._kept_ports(slot) for slot in slots}
-        taken = {p for ports in known.values() for p in ports or ()} | {self._spec.router.port}
+        taken = {p for ports in known.values() for p in ports or ()} | self._spec.router.ports
         places = []
         for i, slot in enumerate(slots):
             ports = known[slot.name]
@@ -160,7 +160,7 @@ class LocalFleetStage:
         spec = self._processes.spec(slot.name)
         if spec is None or len(spec.ports) != 1 + slot.fleet.data_parallel:
             return None
-        if self._spec.router.port in spec.ports:
+        if self._spec.router.ports & {*spec.ports}:
             return None
         alive = bool(self._processes.observe(slot.name).pids)
         if alive or all(machine.port_is_free(p) for p in spec.ports):

@@ -12,6 +12,7 @@ import pytest
 
 from kvdeploy.model.routing import RouterConfig
 from kvdeploy.router.auth import read_keys
+from kvdeploy.router.errors import CODES
 from kvdeploy.router.service import Service
 from tests.router.scripted import Fabric, ScriptedEngine
 
@@ -72,6 +73,11 @@ class Fleet:
                 pytest.fail(f"never happened: {what}")
             await asyncio.sleep(0.005)
 
+    def is_idle(self) -> bool:
+        """No leg is under way, nor counted as if it were."""
+        engines = self.service.table.engines.values()
+        return all((e.requests, e.prompt_tokens) == (0, 0) for e in engines)
+
     async def until_ready(self) -> None:
         pairs = self.service.table.pairs.values()
         await self.until(lambda: all(p.state == "ready" for p in pairs), "every pair is ready")
@@ -85,6 +91,7 @@ def build_config(engines: list[ScriptedEngine], **changes: Any) -> RouterConfig:
             "served_model": "tiny",
             "engines": [engine.describe() for engine in engines],
             "health_interval_s": 0.02,
+            "metrics_interval_s": 0.02,
             **changes,
         }
     )
@@ -115,5 +122,8 @@ async def run_fleet(
         yield fleet
         for engine in engines:
             engine.gate.set()
+        counted = {s.labels.get("code") for m in fleet.service.metrics.registry.collect()
+                   for s in m.samples if s.name == "kvdeploy_router_errors_total"}  # fmt: skip
+        assert counted <= {*CODES}, "an error's code that no counter starts with"
     deaths = [death for engine in engines for death in engine.deaths]
     assert deaths == [], "a real engine would have died"

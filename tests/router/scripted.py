@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from kvdeploy.model.launch import GENERATION
 from kvdeploy.model.routing import Engine
 
 if TYPE_CHECKING:
@@ -79,7 +80,15 @@ class ScriptedEngine:
     fail: int = 0
     """Answer legs with this status, once the gate is open."""
     finish: str = "length"
-    """Decode's finish_reason."""
+    """Its finish_reason; a prefill that ends otherwise than with "length" has freed its blocks."""
+    metrics: str = ""
+    """Its /metrics; without, it has none."""
+    writes: bool = True
+    """Prefill's WRITE lands; without, it answers as if it had."""
+    mute: bool = False
+    """Decode sends no token while its gate is closed, not even the first."""
+    choices: int = 1
+    """Decode answers with so many."""
     silent: bool = False
     """Prefill answers without transfer parameters."""
     die_after: int | None = None
@@ -89,6 +98,8 @@ class ScriptedEngine:
     done: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    looks: int = 0
+    """At its health."""
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -111,7 +122,7 @@ class ScriptedEngine:
                 "name": self.name,
                 "role": self.role,
                 "url": f"http://127.0.0.1:{self.port}",
-                "engine_id": "planned",
+                "engine_id": f"{self.name}-{GENERATION}",
                 "side_channel_host": "10.9.9.9",
                 "side_channel_port": 5600,
                 "dp_size": self.dp_size,
@@ -123,6 +134,7 @@ class ScriptedEngine:
         app.add_routes(
             [
                 web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
                 web.post("/v1/completions", self._serve),
                 web.post("/v1/chat/completions", self._serve),
             ]
@@ -146,8 +158,12 @@ class ScriptedEngine:
         return f"{self.engine_id}_dp{rank}" if self.dp_size > 1 else self.engine_id
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.looks += 1
         await self.health_gate.wait()
         return web.Response(status=self.health)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -208,9 +224,10 @@ class ScriptedEngine:
         chat = leg.path == "/v1/chat/completions"
         own_id = f"chatcmpl-{leg.request_id}" if chat else f"cmpl-{leg.request_id}-0"
         self.done.append(leg.request_id)
-        if self.silent:
-            return web.json_response({"choices": [{"finish_reason": "length"}]})
-        self.fabric.write(leg.request_id)
+        if self.silent or self.finish != "length":
+            return web.json_response({"choices": [{"finish_reason": self.finish}]})
+        if self.writes:
+            self.fabric.write(leg.request_id)
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -240,9 +257,8 @@ class ScriptedEngine:
             await landing.wait()
             await self.gate.wait()
             self.done.append(leg.request_id)
-            return web.json_response(
-                {"choices": [{"text": " one two", "finish_reason": self.finish}], "by": self.name}
-            )
+            choice = {"text": " one two", "finish_reason": self.finish}
+            return web.json_response({"choices": [choice] * self.choices, "by": self.name})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         await landing.wait()
@@ -251,7 +267,7 @@ class ScriptedEngine:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            if number:
+            if number or self.mute:
                 await self.gate.wait()
             await response.write(chunk)
         await response.write_eof()

@@ -97,11 +97,11 @@ async def test_a_pair_that_moves_nothing_fails_its_warm_up_and_is_counted() -> N
 
 async def test_a_warm_up_is_judged_by_how_it_finished() -> None:
     async with run_fleet(warm=False) as fleet:
-        fleet.decode.finish = "error"
+        fleet.decode.finish = "content_filter"
         pair = fleet.service.table.pairs["prefill-0/decode-0"]
         await fleet.until(lambda: pair.failures, "the warm-up has failed")
 
-        assert pair.reason == "warm-up failed: decode-0 ended the warm-up with 'error'"
+        assert pair.reason == "warm-up failed: decode-0 ended the warm-up with 'content_filter'"
 
 
 async def test_pairs_of_a_decode_are_warmed_one_after_the_other() -> None:

@@ -1,37 +1,109 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from kvdeploy.router.health import Strikes
-from kvdeploy.router.policy import PairLoad, choose_pair, order_pairs
+from kvdeploy.router.policy import (
+    LOOKS,
+    NO_ROOM,
+    decode_cost,
+    look_at,
+    order_pairs,
+    prefill_cost,
+    rank,
+)
 
-IDLE = [PairLoad("a/x", 0, 0), PairLoad("b/y", 0, 0), PairLoad("a/y", 0, 0)]
-
-
-def test_idle_pairs_take_turns_under_either_policy() -> None:
-    for policy in ("least-loaded", "round-robin"):
-        chosen = [choose_pair(policy, IDLE, turn) for turn in range(4)]
-        assert chosen == ["a/x", "b/y", "a/y", "a/x"]
-
-
-def test_the_prefill_with_the_fewest_outstanding_tokens_is_preferred() -> None:
-    loads = [PairLoad("a/x", 900, 0), PairLoad("b/x", 20, 0), PairLoad("a/y", 900, 0)]
-
-    assert [choose_pair("least-loaded", loads, turn) for turn in range(3)] == ["b/x"] * 3
+tokens = st.integers(min_value=0, max_value=1_000_000)
+shares = st.floats(min_value=0, max_value=1)
 
 
-def test_among_equal_prefills_the_emptier_decode_is_preferred() -> None:
-    loads = [PairLoad("a/x", 5, 3), PairLoad("a/y", 5, 2)]
-
-    assert choose_pair("least-loaded", loads, 0) == "a/y"
-
-
-def test_round_robin_does_not_look_at_loads() -> None:
-    loads = [PairLoad("a/x", 900, 9), PairLoad("b/x", 0, 0)]
-
-    assert choose_pair("round-robin", loads, 0) == "a/x"
+def decode(requests: int, **known: float) -> float:
+    facts: dict[str, object] = {"prompt": 100, "cached": 0, "used_share": None}
+    facts |= {"free_tokens": None, **known}
+    return decode_cost(requests=requests, **facts)  # type: ignore[arg-type]
 
 
-def test_nothing_ready_is_nothing_chosen() -> None:
-    assert choose_pair("least-loaded", [], 7) is None
+# --- prefill ---------------------------------------------------------------------------------
+@given(tokens, tokens, tokens, tokens)
+def test_a_cached_prefix_draws_a_prompt_exactly_as_far_as_it_saves_work(
+    here: int, there: int, prompt: int, cached: int
+) -> None:
+    with_cache = prefill_cost(outstanding=here, prompt=prompt, cached=cached)
+    without = prefill_cost(outstanding=there, prompt=prompt, cached=0)
+
+    assert (with_cache < without) == (here - there < min(cached, prompt))
+
+
+@given(tokens, tokens, tokens)
+def test_a_prefill_that_has_more_to_do_is_never_cheaper(
+    outstanding: int, more: int, prompt: int
+) -> None:
+    less = prefill_cost(outstanding=outstanding, prompt=prompt, cached=0)
+    assert less <= prefill_cost(outstanding=outstanding + more, prompt=prompt, cached=0)
+
+
+# --- decode ----------------------------------------------------------------------------------
+def test_the_decode_with_the_fewest_requests_is_cheapest() -> None:
+    assert decode(2) < decode(3)
+
+
+def test_a_full_cache_weighs_more_than_a_few_requests_and_half_a_cache_nothing() -> None:
+    assert decode(4, used_share=0.1) < decode(0, used_share=0.95)
+    assert decode(1, used_share=0.5) == decode(1, used_share=0.0) == decode(1)
+
+
+def test_a_decode_without_room_for_the_prompt_is_the_last_resort() -> None:
+    assert decode(0, free_tokens=99) > decode(500, free_tokens=100)
+    assert decode(0, free_tokens=99, cached=50) < NO_ROOM / 2, "what it has needs no room"
+
+
+def test_a_prompt_that_decode_has_is_worth_a_request_and_no_more() -> None:
+    assert decode(1, cached=80) < decode(1)
+    assert decode(2, cached=100) == decode(1)
+
+
+@given(st.integers(0, 10_000), shares, st.integers(1, 100_000), tokens)
+def test_decodes_cost_grows_with_its_requests_and_its_fullness(
+    requests: int, used: float, prompt: int, cached: int
+) -> None:
+    facts = {"prompt": prompt, "cached": cached}
+    cost = decode(requests, used_share=used, **facts)
+    assert cost < decode(requests + 1, used_share=used, **facts)
+    assert cost <= decode(requests, used_share=1.0, **facts)
+
+
+# --- looking ---------------------------------------------------------------------------------
+@given(st.integers(0, 200), st.integers(0, 10_000))
+def test_a_look_is_at_few_engines_and_at_none_twice(count: int, turn: int) -> None:
+    seen = look_at(range(count), turn, random.Random(turn))
+
+    assert len(seen) == len(set(seen)) == min(count, LOOKS)
+    assert set(seen) <= set(range(count))
+
+
+@given(st.integers(1, LOOKS))
+def test_equals_of_a_small_fleet_take_turns(count: int) -> None:
+    first = [look_at(range(count), turn, random.Random(0))[0] for turn in range(2 * count)]
+    assert first == [*range(count), *range(count)]
+
+
+def test_a_look_at_a_large_fleet_sees_everybody_in_time() -> None:
+    rng = random.Random(7)
+    assert {e for turn in range(200) for e in look_at(range(64), turn, rng)} == set(range(64))
+
+
+@given(st.lists(st.floats(allow_nan=False), max_size=12))
+def test_places_are_ranked_from_the_cheapest_on_and_equals_keep_their_order(
+    costs: list[float],
+) -> None:
+    order = rank(costs)
+
+    assert sorted(order) == list(range(len(costs)))
+    assert order == sorted(order, key=lambda i: (costs[i], i))
 
 
 def test_pairs_are_ordered_so_that_neighbours_share_no_engine() -> None:
@@ -40,22 +112,17 @@ def test_pairs_are_ordered_so_that_neighbours_share_no_engine() -> None:
     assert len(set(order_pairs(["a", "b", "c"], ["x", "y"]))) == 6
 
 
+# --- looks at health -------------------------------------------------------------------------
 def test_a_refused_connection_takes_an_engine_out_at_once() -> None:
     assert Strikes().count("refused")
 
 
-def test_a_sick_answer_must_come_twice_in_a_row() -> None:
+@pytest.mark.parametrize(("looks", "out"), [
+    (("sick", "ok", "sick", "sick"), [False, False, False, True]),
+    (("slow", "slow", "slow"), [False, False, True]),
+])  # fmt: skip
+def test_a_sick_answer_must_come_twice_and_a_slow_one_thrice_in_a_row(
+    looks: tuple[str, ...], out: list[bool]
+) -> None:
     strikes = Strikes()
-
-    assert [strikes.count(look) for look in ("sick", "ok", "sick", "sick")] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-
-
-def test_a_slow_answer_is_not_death_until_the_third() -> None:
-    strikes = Strikes()
-
-    assert [strikes.count("slow") for _ in range(3)] == [False, False, True]
+    assert [strikes.count(look) for look in looks] == out  # type: ignore[arg-type]

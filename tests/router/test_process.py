@@ -100,6 +100,9 @@ async def test_a_taken_port_is_named_and_exits_with_9(tmp_path: Path) -> None:
     ("{", "is not a router configuration: file: Invalid JSON"),
     ('{"host": "h", "port": "x"}', "is not a router configuration: port: Input should be"),
     ('{"host": "h", "port": 1, "served_model": "m", "engines": []}', "there is no prefill engine"),
+    ('{"host": "h", "port": 1, "served_model": "m", "engines": [], "dispatch": "pull"}',
+     "dispatch: engines with the push connector cannot do pull; they can push, push-sequential, "
+     "aggregated"),
 ])  # fmt: skip
 async def test_a_bad_configuration_is_one_clear_line_and_exits_with_3(
     tmp_path: Path, text: str, problem: str

@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_lets_the_write_land_before_decode_is_closed(
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
         await fleet.until(lambda: fleet.decode.aborted, "decode's leg is closed")
         assert not fleet.prefill.aborted
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "loads are back")
+        await fleet.until(fleet.is_idle, "loads are back")
         assert await fleet.metric("kvdeploy_router_background_legs") == 0
         assert await fleet.metric(LOST) == 0
 
@@ -166,6 +166,40 @@ async def test_a_prefill_that_has_no_kv_to_send_ends_the_request() -> None:
     )
 
 
+async def test_a_prefill_that_ended_otherwise_than_with_its_token_has_nothing_to_push() -> None:
+    async with run_fleet() as fleet:
+        fleet.prefill.finish = "abort"
+        status, answer, _ = await fleet.post()
+        lost = await fleet.metric(LOST)
+
+    assert (status, answer["error"]["code"], lost) == (502, "prefill_failed", 1)
+    assert answer["error"]["message"] == "prefill-0 ended the prompt with finish_reason 'abort'"
+
+
+@pytest.mark.parametrize(("switch", "value", "message"), [
+    ("finish", "error", "decode-0 ended the answer with finish_reason 'error'"),
+    ("choices", 0, "decode-0 answered without a choice"),
+])  # fmt: skip
+async def test_a_decode_that_answers_200_with_nothing_is_a_failure(
+    switch: str, value: object, message: str
+) -> None:
+    async with run_fleet() as fleet:
+        setattr(fleet.decode, switch, value)
+        status, answer, _ = await fleet.post()
+
+    assert (status, answer["error"]["code"]) == (502, "decode_failed")
+    assert answer["error"]["message"] == message
+
+
+async def test_a_stream_whose_first_event_is_an_error_is_an_http_error() -> None:
+    async with run_fleet() as fleet:
+        fleet.decode.chunks = (b'data: {"error":{"message":"no KV"}}\n\n', CHUNKS[-1])
+        status, answer, _ = await fleet.post(stream=True)
+
+    assert status == 502
+    assert answer["error"]["message"] == "decode-0 answered 200 with an error: no KV"
+
+
 async def test_a_decode_that_fails_ends_the_request_and_loses_no_write() -> None:
     async with run_fleet() as fleet:
         fleet.decode.fail = 500
@@ -203,7 +237,7 @@ async def test_a_decode_that_refuses_frees_prefill_at_once() -> None:
         fleet.decode.fail = 400
         status, _, _ = await fleet.post()
         await fleet.until(lambda: fleet.prefill.aborted, "prefill's leg is closed")
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
         assert (status, await fleet.metric(LOST)) == (400, 0)
 
 
@@ -234,7 +268,7 @@ async def test_a_refusal_that_decode_repeats_a_little_later_loses_no_write() -> 
         status, _, _ = await fleet.post()
         assert (status, fleet.decode.aborted) == (400, [])
         fleet.decode.gate.set()
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
 
         assert await fleet.metric(LOST) == 0
 
@@ -246,7 +280,7 @@ async def test_a_prefill_that_fails_after_decode_has_answered_loses_no_write() -
         fleet.decode.fail = 500
         assert (await fleet.post())[0] == 502
         fleet.prefill.gate.set()
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
 
         assert await fleet.metric(LOST) == 0
 
@@ -269,7 +303,7 @@ async def test_prefills_deadline_answers_the_client_and_the_leg_goes_on() -> Non
 
         fleet.prefill.gate.set()
         await fleet.until(lambda: not fleet.fabric.held, "the WRITE has freed decode's blocks")
-        await fleet.until(lambda: fleet.service.table.loads()[0][1:] == (0, 0), "all legs ended")
+        await fleet.until(fleet.is_idle, "all legs ended")
         assert not fleet.prefill.aborted
         assert await fleet.metric(LOST) == 0
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import gzip
+import hashlib
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvdeploy.errors import SpecError
+from kvdeploy.router.auth import read_keys
 from tests.router.harness import PROMPT, run_fleet
 
 if TYPE_CHECKING:
@@ -88,6 +94,50 @@ async def test_a_body_over_the_limit_is_refused(*, chunked: bool) -> None:
     assert answer["error"]["message"] == "The request body is larger than the limit of 1000 bytes."
 
 
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def pieces() -> Any:
+        yield b'{"model":'
+        await asyncio.sleep(1)
+
+    async with run_fleet(deadlines={"body_s": 0.1}) as fleet:
+        async with fleet.session.post(f"{fleet.url}/v1/completions", data=pieces()) as response:
+            answer = await response.json()
+        assert fleet.prefill.clients == []
+
+    assert (response.status, answer["error"]["code"]) == (408, "body_deadline")
+    assert response.headers["Connection"] == "close"
+    assert answer["error"]["message"] == "The request body did not come within 0.1 s."
+
+
+async def test_a_body_whose_framing_breaks_in_the_middle_is_a_clients_mistake() -> None:
+    async with run_fleet(deadlines={"body_s": 0.2}) as fleet:
+        host, port = fleet.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"1\r\n{\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"zz\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        assert fleet.prefill.clients == []
+        assert await fleet.metric('kvdeploy_router_errors_total{code="router_bug"}') == 0
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("Identity", 200)])
+async def test_a_body_comes_as_it_is(encoding: str, status: int) -> None:
+    async with run_fleet() as fleet:
+        url, headers = f"{fleet.url}/v1/completions", {"Content-Encoding": encoding}
+        body = json.dumps(PROMPT).encode()
+        if encoding == "gzip":
+            body = gzip.compress(body)
+        async with fleet.session.post(url, data=body, headers=headers) as response:
+            assert response.status == status
+
+
 async def test_an_unknown_route_is_refused_in_the_same_shape() -> None:
     async with run_fleet() as fleet:
         status, answer = await fleet.get("/v1/embeddings")
@@ -131,6 +181,31 @@ async def test_a_key_of_the_file_is_needed_where_one_is_configured(
         assert answer["error"]["code"] == "invalid_api_key"
 
 
+def test_a_key_may_be_given_as_its_hash_which_is_no_key_itself(tmp_path: Path) -> None:
+    entry = "sha256:" + hashlib.sha256(b"secret").hexdigest()
+    file = tmp_path / "keys"
+    file.write_text(f"plain\n{entry}\n")
+    keys = read_keys(str(file))
+
+    assert [keys.accepts(f"Bearer {key}") for key in ("plain", "secret", entry)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("digits", ["", "abc", "g" * 64, "a" * 65])
+def test_a_hash_that_is_none_is_told_before_anything_is_served(tmp_path: Path, digits: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"plain\nsha256:{digits}\n")
+    with pytest.raises(SpecError) as caught:
+        read_keys(str(file))
+
+    assert caught.value.message == (
+        f"the API key file {file}: key 2 begins with sha256: and is no hash"
+    )
+
+
 async def test_keys_never_reach_an_engine() -> None:
     async with run_fleet() as fleet:
         await fleet.post(headers={"Authorization": "Bearer secret"})
@@ -146,7 +221,8 @@ async def test_every_request_leaves_one_access_line(caplog: pytest.LogCaptureFix
 
     [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("access ")]
     assert line.startswith(
-        "access method=POST path=/v1/completions status=200 pair=prefill-0/decode-0 seconds=0."
+        "access method=POST path=/v1/completions status=200 mode=push "
+        "pair=prefill-0/decode-0 tries=1 seconds=0."
     )
     assert line.endswith(" request_id=mine")
 

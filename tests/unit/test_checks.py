@@ -119,6 +119,22 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Set it to 120 or more.",
     ),
     (
+        {"router.mode": "pull"},
+        "router-mode-unfit",
+        Severity.ERROR,
+        "router.mode",
+        "engines with connector.mode push cannot do pull",
+        "Good values: auto, push, push-sequential, aggregated.",
+    ),
+    (
+        {"router.admin_port": 8000},
+        "router-ports-same",
+        Severity.ERROR,
+        "router.admin_port",
+        "8000 is router.port already",
+        "Choose another port for one of them.",
+    ),
+    (
         {"model.id": "builtin:tinny"},
         "builtin-model-unknown",
         Severity.ERROR,

@@ -139,8 +139,9 @@ def test_data_parallel_ranks_have_side_channels_that_no_neighbour_takes() -> Non
 
 def test_an_engine_never_takes_the_routers_port() -> None:
     """The two may share a machine in a rehearsal."""
-    (engine,) = plan(cluster(router={"port": 18100})).engines["prefill-0"]
-    assert engine.ports == (18101, 18600)
+    spec = cluster(router={"port": 18100, "admin_port": 18101})
+    (engine,) = plan(spec).engines["prefill-0"]
+    assert engine.ports == (18102, 18600)
 
 
 def test_nodes_are_filled_in_the_order_of_their_numbers() -> None:

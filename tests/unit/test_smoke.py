@@ -470,6 +470,19 @@ def test_the_first_key_of_the_file_is_shown_to_the_router(stand: Stand, tmp_path
     assert {key for _, key in fleet.asked} == {"Bearer k1"}
 
 
+def test_a_hash_of_the_file_is_not_shown_to_the_router(stand: Stand, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"sha256:{'0' * 64}\nk2\n")
+    fleet = ScriptedFleet()
+    stand.climb(fleet, api_key_file=str(keys))
+    assert {key for _, key in fleet.asked} == {"Bearer k2"}
+
+    keys.write_text(f"sha256:{'0' * 64}\n")
+    with pytest.raises(CheckError) as caught:
+        stand.smoke(ScriptedFleet(), api_key_file=str(keys))
+    assert caught.value.message == f"router.api_key_file: {keys} holds hashes only"
+
+
 def test_a_key_file_that_is_gone_is_told(stand: Stand) -> None:
     with pytest.raises(CheckError) as caught:
         stand.smoke(ScriptedFleet(), api_key_file="/nowhere/keys")

@@ -72,7 +72,7 @@ F:20: connector.block_size: must be one of 16, 32, 64, 128 or 256, not 100
 F:20: connector.lease_s: must be a number from 5 to 3600, not 'fast'
 F:23: router.port: is given twice, first on line 22; keep one
 F:24: router.pair_header: must be true or false, not 'true'; leave out the quotes
-F:25: router.deadlines: must be a map with keys of connect_s, prefill_s, first_token_s, inter_token_s, total_s, not 3
+F:25: router.deadlines: must be a map with keys of body_s, connect_s, prefill_s, first_token_s, inter_token_s, total_s, not 3
 F:26: aws.region: is required: an AWS region, e.g. us-west-2
 F:27: aws.zone: must be one availability zone: EFA does not cross zones, e.g. us-west-2a, not 'us-west-2'
 F:28: aws.network.vpc_id: must be vpc-... of an existing VPC, not 12
