@@ -187,7 +187,7 @@ def image_tags(spec: ClusterSpec, recipe: Recipe, base: Image) -> dict[str, str]
 def image_name(recipe: Recipe, base: Image, now: datetime) -> str:
     """Names of an account's images are unique. The system is in it: checks read it there."""
     what = " ".join(f"{n} {v}" for n, v in recipe.versions.items() if n == "vllm" and v)
-    return f"kvdeploy ({base.os}) {what} {recipe.digest} {base.id} {now:%Y%m%d%H%M%S}"
+    return f"kvdeploy ({base.os}) {what} {recipe.digest} {base.id} {now:%Y%m%d%H%M%S%f}"
 
 
 def image_document(recipe: Recipe, base: Image, now: datetime) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def test_an_image_carries_its_recipe_and_not_the_cluster() -> None:
 
 def test_an_images_name_is_one_that_ec2_takes_and_says_the_system() -> None:
     name = imaging.image_name(RECIPE, BASE, NOW)
-    assert name == "kvdeploy (Ubuntu 24.04) vllm 9.9 0123456789abcdef ami-0abc 20261130120000"
+    assert name == "kvdeploy (Ubuntu 24.04) vllm 9.9 0123456789abcdef ami-0abc 20261130120000000000"
     assert re.fullmatch(r"[A-Za-z0-9()\[\] ./'@_-]{3,128}", name)
     assert os_of(name) == "Ubuntu 24.04"
 
