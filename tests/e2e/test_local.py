@@ -8,12 +8,14 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -416,7 +418,7 @@ def test_an_engine_that_dies_at_start_is_told_and_nothing_of_it_is_left(
     assert other.run("down").code == 0
 
 
-def test_two_by_two_works_over_every_pair_and_back_again(cluster: Cluster) -> None:
+def test_two_by_two_works_over_every_pair(cluster: Cluster) -> None:
     words = ("--set", "fleet.prefill.count=2", "--set", "fleet.decode.count=2")
     ran = cluster.up(*words)
     assert ran.code == 0, ran.err
@@ -430,6 +432,33 @@ def test_two_by_two_works_over_every_pair_and_back_again(cluster: Cluster) -> No
     pairs = {f"prefill-{p}/decode-{d}" for p in (0, 1) for d in (0, 1)}
     assert passed == pairs | {"router"}
 
+
+def test_engines_killed_under_load_cost_no_request_and_no_token(cluster: Cluster) -> None:
+    """Eight clients at once; what the dead engine was sent moves to another pair."""
+    prompts = [f"The {n} lights went out along the harbour wall, and " * 6 for n in range(7)]
+    expected = {p: cluster.reference(p) for p in prompts}
+    client = cluster.client()
+
+    def ask(prompt: str) -> str:
+        made = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=24, temperature=0, stream=False
+        )
+        return made.choices[0].text
+
+    for victim in ("prefill-0", "decode-1"):
+        pid = cluster.process(victim)["pid"]
+        with ThreadPoolExecutor(8) as pool:
+            asked = [(p, pool.submit(ask, p)) for p in prompts * 8]
+            asked[10][1].result()
+            os.kill(pid, signal.SIGKILL)
+            assert [p for p, answer in asked if answer.result() != expected[p]] == []
+    metrics = urllib.request.urlopen(f"{cluster.url}/metrics").read().decode()
+    helped = re.search(r'kvdeploy_router_retried_requests_total{outcome="served"} (\S+)', metrics)
+    assert helped
+    assert float(helped[1]) > 0
+
+
+def test_two_by_two_and_back_again(cluster: Cluster) -> None:
     assert cluster.up().code == 0
     assert {p["name"] for p in cluster.status()["processes"]} == {
         "prefill-0",
