@@ -8,7 +8,7 @@ KV     := $(BIN)/kvdeploy
 # Ansible's programs look for each other on PATH, and keep their files out of the home folder.
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-nodes clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-faults bench-nodes clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -66,6 +66,9 @@ bench: $(VENV)/.developing
 
 bench-aws: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.aws
+
+bench-faults: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.router_faults
 
 bench-nodes: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.nodes
