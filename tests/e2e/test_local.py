@@ -71,14 +71,7 @@ class Cluster:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """As from a terminal: whoever runs the tests in the background has SIGINT ignored."""
-        return subprocess.Popen(
-            self.argv(*words),
-            cwd=self.root,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        return subprocess.Popen(self.argv(*words), cwd=self.root, stderr=subprocess.PIPE, text=True)
 
     def up(self, *words: str) -> Ran:
         return self.run("up", "--json", *words, timeout_s=UP_TIMEOUT_S)

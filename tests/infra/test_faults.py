@@ -138,9 +138,7 @@ def test_each_no_of_aws_is_told_and_the_next_run_goes_on_from_there(bench: Bench
 
 # --- killed ------------------------------------------------------------------------------------
 class Killed:
-    """A kvdeploy of its own process, to be killed. It hears Ctrl-C, as from a terminal: whoever
-    runs the tests in the background has SIGINT ignored.
-    """
+    """A kvdeploy of its own process, to be killed."""
 
     def __init__(self, bench: Bench, *argv: str) -> None:
         self.log = bench.root / "killed.log"
@@ -152,7 +150,6 @@ class Killed:
                 stderr=sink,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property
