@@ -127,7 +127,7 @@ async def whole_again_s(fleet: Fleet) -> float | None:
         while time.monotonic() - began < WHOLE_AGAIN_S:
             await asyncio.sleep(0.5)
             try:
-                async with session.get(f"{fleet.url}/health") as answer:
+                async with session.get(f"{fleet.url}/ready") as answer:
                     pairs = (await answer.json())["pairs"]
             except aiohttp.ClientError:
                 continue
