@@ -52,17 +52,21 @@ class Fleet:
             sys.exit(f"kvdeploy {' '.join(words)} ended with {done.returncode}")
         return done.stdout
 
-    def process(self, name: str) -> dict[str, Any]:
+    def processes(self) -> dict[str, dict[str, Any]]:
         found = json.loads(self.kvdeploy("status", "--json"))["processes"]
-        return next(p for p in found if p["name"] == name)
+        return {p["name"]: p for p in found}
+
+    def pid(self, name: str) -> int:
+        return int(self.processes()[name]["pid"])
 
     def engines(self) -> list[str]:
-        found = json.loads(self.kvdeploy("status", "--json"))["processes"]
-        return [f"http://127.0.0.1:{p['ports'][0]}" for p in found if p["name"] != "router"]
+        """Their addresses, which stay as they are when an engine starts again."""
+        found = self.processes()
+        return [f"http://127.0.0.1:{found[n]['ports'][0]}" for n in found if n != "router"]
 
     def tell(self, name: str, number: signal.Signals) -> None:
         """Send every process of an engine a signal."""
-        for pid in machine.session_members(self.process(name)["pid"]):
+        for pid in machine.session_members(self.pid(name)):
             os.kill(pid, number)
 
 
@@ -138,9 +142,9 @@ async def whole_again_s(fleet: Fleet) -> float | None:
 
 def blocks_back_s(fleet: Fleet) -> float | None:
     """Seconds until no engine works on or holds anything."""
-    began = time.monotonic()
+    engines, began = fleet.engines(), time.monotonic()
     while time.monotonic() - began < BLOCKS_BACK_S:
-        found = [fetch_counters(url, timeout_s=5) for url in fleet.engines()]
+        found = [fetch_counters(url, timeout_s=5) for url in engines]
         if not any(f.running or f.waiting or f.kv_cache_usage for f in found):
             return round(time.monotonic() - began, 1)
         time.sleep(1)
@@ -148,7 +152,7 @@ def blocks_back_s(fleet: Fleet) -> float | None:
 
 
 def kill(name: str) -> Callable[[Fleet], None]:
-    return lambda fleet: os.kill(fleet.process(name)["pid"], signal.SIGKILL)
+    return lambda fleet: os.kill(fleet.pid(name), signal.SIGKILL)
 
 
 def freeze(name: str, seconds: float) -> Callable[[Fleet], None]:

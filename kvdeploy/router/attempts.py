@@ -15,6 +15,7 @@ from kvdeploy.router import errors
 from kvdeploy.router.admission import Admission
 from kvdeploy.router.choose import Chooser
 from kvdeploy.router.errors import EngineFailureError
+from kvdeploy.router.states import pair_name
 
 if TYPE_CHECKING:
     from kvdeploy.router.dispatch import Answer, Dispatcher
@@ -41,7 +42,7 @@ class Shunned:
             return True
         if self.engines & {prefill.name, decode.name}:
             return False
-        return f"{prefill.name}/{decode.name}" not in self.pairs
+        return pair_name(prefill, decode) not in self.pairs
 
     def add(self, route: Route, error: EngineFailureError) -> None:
         """Nobody can tell which of the two was at fault when D waited in vain: then it is both

@@ -88,6 +88,11 @@ class EngineState:
         return self.ranks[(self._turn - 1) % len(self.ranks)]
 
 
+def pair_name(prefill: EngineState, decode: EngineState) -> str:
+    """As clients, logs and metrics have it."""
+    return f"{prefill.name}/{decode.name}"
+
+
 @dataclass(eq=False)
 class Pair:
     """One prefill and decode engine that may serve a request together."""
@@ -102,7 +107,7 @@ class Pair:
 
     @property
     def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
+        return pair_name(self.prefill, self.decode)
 
     def is_of(self, prefill: EngineState, decode: EngineState) -> bool:
         """Not only by name: another engine may have come in its place."""
@@ -145,4 +150,4 @@ class Route:
 
     @property
     def name(self) -> str:
-        return f"{self.prefill.name}/{self.decode.name}"
+        return pair_name(self.prefill, self.decode)

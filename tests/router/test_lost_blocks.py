@@ -11,6 +11,7 @@ from kvdeploy.router.gauges import KvGauges, parse_kv
 from tests.router.harness import run_fleet
 
 if TYPE_CHECKING:
+    from kvdeploy.router.states import EngineState
     from tests.router.harness import Fleet
 
 pytestmark = pytest.mark.loopback
@@ -53,9 +54,13 @@ async def lose(fleet: Fleet, times: int) -> None:
     fleet.prefill.fail = 0
 
 
-def full(fleet: Fleet) -> None:
+async def watch_half_full(fleet: Fleet) -> EngineState:
+    """Decode 0 as the router knows it, once it has read that half of its cache is in use."""
     for engine in fleet.engines.values():
         engine.metrics = page(used=0.5)
+    state = fleet.service.table.engines["decode-0"]
+    await fleet.until(lambda: state.kv, "decode's metrics are read")
+    return state
 
 
 async def test_blocks_of_a_prompt_whose_write_never_comes_are_counted() -> None:
@@ -70,9 +75,7 @@ async def test_blocks_of_a_prompt_whose_write_never_comes_are_counted() -> None:
 
 async def test_a_decode_that_has_lost_too_much_gets_no_requests_and_is_flagged() -> None:
     async with run_fleet(1, 2, block_size=4, eject_after=99) as fleet:
-        full(fleet)
-        state = fleet.service.table.engines["decode-0"]
-        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        state = await watch_half_full(fleet)
         await lose(fleet, 1)
         assert state.condition == "up"
         await lose(fleet, 1)
@@ -93,9 +96,7 @@ async def test_a_decode_that_has_lost_too_much_gets_no_requests_and_is_flagged()
 
 async def test_a_drained_decode_that_was_restarted_is_used_again() -> None:
     async with run_fleet(1, 2, block_size=4, eject_after=99) as fleet:
-        full(fleet)
-        state = fleet.service.table.engines["decode-0"]
-        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        state = await watch_half_full(fleet)
         await lose(fleet, 2)
         assert state.condition == "draining"
         engine = fleet.engines["decode-0"]
@@ -111,9 +112,7 @@ async def test_a_drained_decode_that_was_restarted_is_used_again() -> None:
 
 async def test_the_last_decode_is_flagged_and_goes_on() -> None:
     async with run_fleet(block_size=4, eject_after=99) as fleet:
-        full(fleet)
-        state = fleet.service.table.engines["decode-0"]
-        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        state = await watch_half_full(fleet)
         await lose(fleet, 2)
         assert state.overdrawn
         assert state.reason.startswith("about 2 of 8 KV blocks are held")
