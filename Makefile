@@ -33,14 +33,17 @@ lint: $(VENV)/.developing
 
 types: $(VENV)/.developing
 	$(BIN)/mypy
+	@# Roles' programs stand alone on a node; several have the same name.
+	find playbooks -name '*.py' -print0 | xargs -0 -n 1 $(BIN)/mypy --scripts-are-modules
 
 unit: $(VENV)/.developing
-	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra --ignore tests/playbooks
+	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra --ignore tests/playbooks \
+	  --numprocesses 2 --dist worksteal
 
-# The real terraform and AWS provider against doubles of AWS, two at a time: they wait more than they
+# The real terraform and AWS provider against doubles of AWS, three at a time: they wait more than they
 # work. Where they are not installed the tests are skipped, and say so.
 infra: $(VENV)/.developing
-	$(BIN)/python -m pytest tests/infra --numprocesses 2 --dist worksteal --durations=0
+	$(BIN)/python -m pytest tests/infra --numprocesses 3 --dist worksteal --durations=0
 
 # checkov has a hundred packages of its own: they get their own environment.
 scan: $(VENV)-scan/.installed
@@ -55,7 +58,7 @@ hosts: $(VENV)/.developing
 	$(BIN)/python -m pytest tests/playbooks --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=0
 
 molecule: $(VENV)/.developing
-	cd tests/playbooks && $(ANSIBLE) molecule test --all
+	cd tests/playbooks && $(ANSIBLE) molecule test --all --workers 2
 
 # Real vLLM engines on this machine. The first run builds their runtime (2 GB).
 e2e: $(VENV)/.developing

@@ -25,7 +25,7 @@ from kvdeploy.planning.configuration import ControlFiles, Site, build_inventory,
 from kvdeploy.planning.fleetplan import Machine, node_runtime, plan_fleet
 from tests.hostlab.lab import HostLab
 from tests.hostlab.vendor import Vendor
-from tests.playbooks.molecule.nodes.tell import CLUSTER, GPU, LOCKS, PROBE
+from tests.playbooks.molecule.make import CLUSTER, GPU, LOCKS, PROBE
 
 if TYPE_CHECKING:
     from kvdeploy.model.inventory import Inventory
@@ -38,7 +38,8 @@ def inventory(lab: HostLab, vendor: Vendor, url: str, folder: Path) -> Inventory
     prefills = max(1, (len(lab.hosts) - 1) // 2)
     count = {"prefill": {"count": prefills}, "decode": {"count": len(lab.hosts) - 1 - prefills}}
     fleet = {role: counted | {"tensor_parallel": 8} for role, counted in count.items()}
-    spec = ClusterSpec.model_validate({**CLUSTER, "fleet": fleet})
+    unwatched = {"monitoring": {"enabled": False}}
+    spec = ClusterSpec.model_validate(CLUSTER | unwatched | {"fleet": fleet})
     machines = [
         Machine(
             name=host.name,

@@ -24,6 +24,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 GENERATION = "@generation@"
 RUN = Path(os.environ.get("RUNTIME_DIRECTORY") or "/run/kvdeploy")
@@ -39,8 +40,8 @@ class FailedError(Exception):
     """The start cannot go on; the message says why."""
 
 
-def load(file: str) -> dict:
-    return json.loads(Path(file).read_text(encoding="utf-8"))
+def load(file: str) -> dict[str, Any]:
+    return dict(json.loads(Path(file).read_text(encoding="utf-8")))
 
 
 def keep(name: str, what: str, text: str, mode: int = 0o644) -> None:
@@ -58,7 +59,7 @@ def nap(seconds: float) -> None:
 
 
 # --- before the start --------------------------------------------------------------------------
-def check_there(spec: dict) -> None:
+def check_there(spec: dict[str, Any]) -> None:
     """What it needs may be on a disk that is blank since the machine was stopped."""
     for path in spec["needs"]:
         if not Path(path).exists():
@@ -66,7 +67,7 @@ def check_there(spec: dict) -> None:
             raise FailedError(text)
 
 
-def check_ports(spec: dict) -> None:
+def check_ports(spec: dict[str, Any]) -> None:
     """Every port must be free: a side channel that meets a taken one hangs vLLM for ever.
 
     One that our last run has just left is given time to clear.
@@ -136,7 +137,7 @@ def command_of(pid: int) -> str:
 
 
 # --- the start ---------------------------------------------------------------------------------
-def replace_ourselves(spec: dict) -> None:
+def replace_ourselves(spec: dict[str, Any]) -> None:
     """Become the process, under a generation that no start before this had.
 
     Peers know an engine by its id alone: under an old one every request would hang. The time
@@ -155,7 +156,7 @@ def replace_ourselves(spec: dict) -> None:
         raise FailedError(text) from e
 
 
-def identity(spec: dict) -> str:
+def identity(spec: dict[str, Any]) -> str:
     """What a process is started from: its file, and the environment that its Python is a link to.
 
     units.py has the same.
@@ -164,7 +165,7 @@ def identity(spec: dict) -> str:
 
 
 # --- after the start ---------------------------------------------------------------------------
-def wait_ready(spec: dict, main: int) -> None:
+def wait_ready(spec: dict[str, Any], main: int) -> None:
     """Until its URL answers 200. On the way it is brought back to its cores again and again:
     vLLM moves its workers onto the last core of the machine (0.32), all engines onto the same.
     """
@@ -199,7 +200,7 @@ def is_alive(pid: int) -> bool:
 def answers(url: str) -> bool:
     try:
         with HTTP.open(url, timeout=2) as response:
-            return response.status == 200
+            return bool(response.status == 200)
     except (OSError, ValueError):
         return False
 

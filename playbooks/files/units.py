@@ -26,6 +26,7 @@ import urllib.error
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 RUN = Path("/run/kvdeploy")
 """Where launcher.py writes NAME.generation, NAME.digest and NAME.reason."""
@@ -41,7 +42,7 @@ HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 # --- files ---------------------------------------------------------------------------------------
-def look(asked: dict) -> dict:
+def look(asked: dict[str, Any]) -> dict[str, Any]:
     missing = [path for path in asked["needs"] if not Path(path).exists()]
     try:
         pwd.getpwnam(asked["user"])
@@ -59,7 +60,7 @@ def look(asked: dict) -> dict:
     }
 
 
-def apply(asked: dict) -> dict:
+def apply(asked: dict[str, Any]) -> dict[str, Any]:
     """Make folders, files and units so; nothing that is so already is touched.
 
     A run that was killed half-way is taken up by the next: files are whole or not there, and
@@ -91,7 +92,7 @@ def apply(asked: dict) -> dict:
     return {"changed": changed, "stale": [f for f in asked["starts"] if check or not runs(load(f))]}
 
 
-def is_so(entry: dict) -> bool:
+def is_so(entry: dict[str, Any]) -> bool:
     path = Path(entry["path"])
     try:
         seen = path.stat()
@@ -102,7 +103,7 @@ def is_so(entry: dict) -> bool:
     return owners and seen.st_mode & 0o7777 == int(entry["mode"], 8) and text == entry.get("text")
 
 
-def make(entry: dict) -> None:
+def make(entry: dict[str, Any]) -> None:
     path, mode = Path(entry["path"]), int(entry["mode"], 8)
     if "text" not in entry:
         path.mkdir(parents=True, exist_ok=True)
@@ -119,13 +120,13 @@ def make(entry: dict) -> None:
     part.replace(path)
 
 
-def owners_of(entry: dict) -> tuple[int, int]:
+def owners_of(entry: dict[str, Any]) -> tuple[int, int]:
     """User and group by number; a group is named after a user, as all of ours are."""
     return pwd.getpwnam(entry["owner"]).pw_uid, pwd.getpwnam(entry["group"]).pw_gid
 
 
 # --- start ---------------------------------------------------------------------------------------
-def start(asked: dict) -> dict:
+def start(asked: dict[str, Any]) -> dict[str, Any]:
     """All at once, and wait until each is ready or has failed.
 
     Returns:
@@ -154,22 +155,22 @@ def start(asked: dict) -> dict:
     return {"started": [s["name"] for s in specs if s["unit"] in stale], "failed": failed}
 
 
-def load(file: str) -> dict:
-    return json.loads(Path(file).read_text(encoding="utf-8"))
+def load(file: str) -> dict[str, Any]:
+    return dict(json.loads(Path(file).read_text(encoding="utf-8")))
 
 
-def runs(spec: dict) -> bool:
+def runs(spec: dict[str, Any]) -> bool:
     """Whether it is ready, and of this very file."""
     return show(spec["unit"])["ActiveState"] == "active" and is_current(spec)
 
 
-def comes(spec: dict) -> bool:
+def comes(spec: dict[str, Any]) -> bool:
     """Whether systemd is starting it already, from this very file: after a boot, or a lost run."""
     seen = show(spec["unit"])
     return seen["ActiveState"] == "activating" and not has_failed(seen) and is_current(spec)
 
 
-def is_current(spec: dict) -> bool:
+def is_current(spec: dict[str, Any]) -> bool:
     """launcher.py wrote this when it started the process."""
     home = Path(spec["argv"][0]).parent.parent.resolve()
     return known(spec["name"], "digest") == f"{spec['digest']} {home}"
@@ -209,7 +210,7 @@ def journal(seen: dict[str, str]) -> str:
 
 
 # --- verify --------------------------------------------------------------------------------------
-def verify(asked: dict) -> dict:
+def verify(asked: dict[str, Any]) -> dict[str, Any]:
     """What is wrong, in words; and the generation of each."""
     wrong, generations = [], {}
     for spec in (load(file) for file in asked["files"]):
@@ -241,7 +242,7 @@ def ask(url: str) -> tuple[int, str]:
 
 
 # --- stop ----------------------------------------------------------------------------------------
-def stop(asked: dict) -> dict:
+def stop(asked: dict[str, Any]) -> dict[str, Any]:
     """Now, and at the next boot.
 
     Returns:

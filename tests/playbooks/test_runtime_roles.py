@@ -28,8 +28,8 @@ from kvdeploy.model.inventory import Inventory
 from kvdeploy.model.listing import entries
 from kvdeploy.polling import wait_for
 from tests.e2e.hub import run_hub
-from tests.hostlab import base, nvidia
 from tests.hostlab.efa import OLDER
+from tests.playbooks import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,27 +68,6 @@ VARIABLES: Final[dict[str, Any]] = {
     "model_path": f"{layout.MODELS}/tiny",
     "model_python": layout.RUNTIME_PYTHON,
 }
-A_NODE: Final = f"""
-set -e
-useradd --system --home-dir {layout.DATA} --shell /usr/sbin/nologin {layout.USER}
-mkdir -p {layout.ROOT}/libexec {layout.DATA}
-chown {layout.USER}: {layout.DATA}
-"""
-"""What the role base makes."""
-INSTALL_DRIVER: Final = f"""
-set -e
-echo 'deb [trusted=yes] http://labhost:{base.PORT}/nvidia ./' >/etc/apt/sources.list.d/image.list
-apt-get -qq update
-apt-get -qq install {nvidia.DRIVER}={nvidia.package_version(nvidia.NEWEST)} >/dev/null
-"""
-INSTALL_EFA: Final = f"""
-set -e
-cd "$(mktemp -d)"
-apt-get -qq update
-curl -sSf http://labhost:{base.PORT}/efa/aws-efa-installer-{{0}}.tar.gz | tar -xz
-cd aws-efa-installer
-./efa_installer.sh -y >/dev/null
-"""
 
 
 @dataclass(kw_only=True)
@@ -191,11 +170,11 @@ def bench(labs: Labs, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     served = labs(P, D, X, Y, hardware={P: "p5en", D: "p5en", X: "none", Y: "none"}, binds=binds)
     made = Bench(served, model, tmp_path_factory.mktemp("playbooks"))
     for host in (P, D, X, Y):
-        made[host].must("sh", "-c", A_NODE)
+        made[host].must("sh", "-c", installed.A_NODE)
     for host in (P, D):
-        made[host].must("sh", "-c", INSTALL_DRIVER)
-    made[P].must("sh", "-c", INSTALL_EFA.format(catalog.EFA_INSTALLER))
-    made[D].must("sh", "-c", INSTALL_EFA.format(OLDER))
+        made[host].must("sh", "-c", installed.DRIVER)
+    made[P].must("sh", "-c", installed.EFA.format(catalog.EFA_INSTALLER))
+    made[D].must("sh", "-c", installed.EFA.format(OLDER))
     return made
 
 
@@ -207,7 +186,7 @@ def first(bench: Bench, model: Path) -> Outcome:
 
 @pytest.fixture(scope="module")
 def second(bench: Bench, first: Outcome, model: Path) -> Outcome:
-    bench[D].must("sh", "-c", INSTALL_EFA.format(catalog.EFA_INSTALLER))
+    bench[D].must("sh", "-c", installed.EFA.format(catalog.EFA_INSTALLER))
     return bench.run({P: {}, D: {}})
 
 

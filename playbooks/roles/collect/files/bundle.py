@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 STRUCK = "(secret)"
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
@@ -35,7 +36,7 @@ FILES_MIB = 8
 HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def commands(asked: dict) -> dict[str, list[str]]:
+def commands(asked: dict[str, Any]) -> dict[str, list[str]]:
     """By the file that the output goes into."""
     lines, root = str(asked["lines"]), asked["root"]
     python = f"{root}/runtime/bin/python"
@@ -87,7 +88,7 @@ COUNTERS = "/sys/class/infiniband/*/ports/*/hw_counters/*"
 
 
 class Bundle:
-    def __init__(self, asked: dict) -> None:
+    def __init__(self, asked: dict[str, Any]) -> None:
         self.asked = asked
         self.secrets = find_secrets(Path(asked["etc"]))
         self.texts: dict[str, str] = {}
@@ -185,7 +186,7 @@ def read(path: Path) -> str:
 def fetch(url: str) -> str:
     try:
         with HTTP.open(url, timeout=10) as response:
-            return response.read().decode("utf-8", "replace")
+            return str(response.read(), "utf-8", "replace")
     except (OSError, ValueError) as e:
         return f"({url}: {e})\n"
 
