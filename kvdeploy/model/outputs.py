@@ -60,3 +60,8 @@ class FleetOutputs(Stored):
     router_config: RouterConfig
     generations: dict[str, str]
     """Of each engine, when the fleet was last seen whole."""
+
+    @property
+    def trust(self) -> str | None:
+        """File with the certificate that the router shows; None when it serves plain HTTP."""
+        return self.router_config.tls_cert_file

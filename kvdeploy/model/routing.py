@@ -91,6 +91,9 @@ class RouterConfig(Stored):
     """Longest wait for room."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
+    tls_cert_file: str | None = None
+    """The certificate's chain and its key, as PEM; both or none."""
+    tls_key_file: str | None = None
     pair_header: bool = True
     health_interval_s: float = 1.0
     """Between two looks at an engine."""

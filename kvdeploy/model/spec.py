@@ -217,11 +217,26 @@ class RouterSpec(Frozen):
         doc="file with API keys or sha256:HASH, one a line; needed when host is not loopback",
         change=Change.ROUTER,
     )
+    tls_cert_file: str | None = knob(
+        None,
+        doc="serve https with this certificate chain (PEM); default: http",
+        change=Change.ROUTER,
+    )
+    tls_key_file: str | None = knob(
+        None, doc="its key (PEM, without a passphrase)", change=Change.ROUTER
+    )
     pair_header: bool = knob(
         default=True,
         doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
         change=Change.ROUTER,
     )
+
+    @property
+    def tls_files(self) -> tuple[str, str] | None:
+        """Certificate and key; None when either is not given."""
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return self.tls_cert_file, self.tls_key_file
 
     @property
     def ports(self) -> set[int]:

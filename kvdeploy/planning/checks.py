@@ -209,6 +209,14 @@ def router_open_without_keys(spec: ClusterSpec) -> Iterator[Finding]:
         )
 
 
+def tls_incomplete(spec: ClusterSpec) -> Iterator[Finding]:
+    """A certificate without its key, or a key without its certificate, serves nobody."""
+    cert, key = ("router.tls_cert_file", "router.tls_key_file")
+    if (spec.router.tls_cert_file is None) != (spec.router.tls_key_file is None):
+        missing, given = (cert, key) if spec.router.tls_cert_file is None else (key, cert)
+        yield error(missing, f"is needed beside {given}", "Name both, or neither for plain http.")
+
+
 def cidr_wrong(spec: ClusterSpec) -> Iterator[Finding]:
     """A range that is no range is found by AWS only in the middle of a run."""
     for path, text in _cidrs(spec):
@@ -250,6 +258,7 @@ SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     engine_arg_taken,
     engine_env_taken,
     router_open_without_keys,
+    tls_incomplete,
     cidr_wrong,
     *TARGET_CHECKS,
 )

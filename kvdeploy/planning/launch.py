@@ -225,8 +225,11 @@ def build_router_config(
     model: ModelOutputs,
     *,
     api_key_file: str | None,
+    tls: tuple[str, str] | None = None,
 ) -> RouterConfig:
-    """What the router is told of the fleet."""
+    """What the router is told of the fleet. Files are named as its own machine has them; `tls` are
+    those of a certificate and its key.
+    """
     fleets = {"prefill": spec.fleet.prefill, "decode": spec.fleet.decode}
     table = []
     for engine in engines:
@@ -268,6 +271,8 @@ def build_router_config(
         queue_wait_s=spec.router.queue_wait_s,
         max_body_bytes=int(spec.router.max_body_mib * 2**20),
         api_key_file=api_key_file,
+        tls_cert_file=tls[0] if tls else None,
+        tls_key_file=tls[1] if tls else None,
         pair_header=spec.router.pair_header,
         # One token more than a block: the smallest warm-up that moves a whole block and a tail.
         warmup_tokens=min(spec.connector.block_size + 1, spec.model.max_length - 2),
@@ -285,7 +290,9 @@ def build_router(
         env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "KVDEPLOY_CONFIG": digest, **env},
         ports=tuple(p for p in (config.port, config.admin_port) if p is not None),
         host=config.host,
-        ready=Readiness(url=f"{router_url(config)}/health", timeout_s=60.0),
+        ready=Readiness(
+            url=f"{router_url(config)}/health", timeout_s=60.0, trust=config.tls_cert_file
+        ),
         stop_grace_s=15.0,
     )
 
@@ -293,4 +300,5 @@ def build_router(
 def router_url(config: RouterConfig) -> str:
     """Where a client on this machine reaches the router."""
     host = LOOPBACK if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+    scheme = "https" if config.tls_cert_file else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     Check = Callable[["Case"], Iterator[Finding]]
 
 
+TLS_SOON_DAYS: Final = 14.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What is judged."""
@@ -99,6 +102,27 @@ def runtime_python_missing(case: Case) -> Iterator[Finding]:
 def api_key_file_missing(case: Case) -> Iterator[Finding]:
     """A router without its keys would refuse everybody, or nobody."""
     yield from keys_unreadable(case.spec, exists=case.facts.api_key_file_exists)
+
+
+def tls_unusable(case: Case) -> Iterator[Finding]:
+    """A router without its certificate does not start, and with a wrong one nobody talks to it."""
+    if case.facts.tls_problem is not None:
+        yield error(
+            "router.tls_cert_file",
+            case.facts.tls_problem,
+            "Name a certificate chain and its key as PEM files, the key without a passphrase.",
+        )
+
+
+def tls_ends_soon(case: Case) -> Iterator[Finding]:
+    """Clients refuse a router whose certificate has ended."""
+    left = case.facts.tls_days_left
+    if left is not None and left < TLS_SOON_DAYS:
+        yield warning(
+            "router.tls_cert_file",
+            f"{case.spec.router.tls_cert_file} ends in {max(0.0, left):.1f} days",
+            "Put a new one in its place, and run 'kvdeploy up': no request is dropped.",
+        )
 
 
 def disk_too_little(case: Case) -> Iterator[Finding]:
@@ -203,6 +227,8 @@ ANY_DEVICE: Final[tuple[Check, ...]] = (
     model_path_missing,
     runtime_python_missing,
     api_key_file_missing,
+    tls_unusable,
+    tls_ends_soon,
     disk_too_little,
 )
 CPU_CHECKS: Final[tuple[Check, ...]] = (

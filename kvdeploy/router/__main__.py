@@ -22,6 +22,7 @@ from kvdeploy.model.routing import MODES, RouterConfig
 from kvdeploy.router.admin import HOST
 from kvdeploy.router.auth import read_keys
 from kvdeploy.router.service import DRAIN_S, Service
+from kvdeploy.router.tls import read_tls
 
 log = logging.getLogger("kvdeploy.router")
 
@@ -66,7 +67,8 @@ async def serve(path: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    service = Service(config, read_keys(config.api_key_file))
+    tls = read_tls(config.tls_cert_file, config.tls_key_file)
+    service = Service(config, read_keys(config.api_key_file), tls)
     service.reread = partial(reload, service, path)
     loop.add_signal_handler(signal.SIGHUP, service.reread)
     try:
@@ -91,11 +93,12 @@ def reload(service: Service, path: Path) -> str:
     try:
         config = read_config(path)
         keys = read_keys(config.api_key_file)
+        read_tls(config.tls_cert_file, config.tls_key_file)
+        service.reload(config, keys)
     except KvdeployError as e:
         service.metrics.reloads.labels("refused").inc()
         log.error("not reloaded: %s", e.message)  # noqa: TRY400
         return e.message
-    service.reload(config, keys)
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from kvdeploy.router import tls as certificates
 from kvdeploy.router.admin import HOST, build_admin
 from kvdeploy.router.app import build_app
 from kvdeploy.router.attempts import Attempts
@@ -23,6 +24,7 @@ from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from kvdeploy.model.routing import RouterConfig
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AT_START = ("host", "port", "admin_port", "max_body_bytes")
-"""Settings that are taken up by a restart only; `deadlines.connect_s` is another."""
+"""Settings that are taken up by a restart only; `deadlines.connect_s` is another, and whether there
+is TLS at all.
+"""
+TLS_FILES = ("tls_cert_file", "tls_key_file")
 DRAIN_S = 10.0
 LEGS_S = 5.0
 LINGER_S = 2.0
@@ -45,9 +50,10 @@ def _no_file() -> str:
 class Service:
     """Make one inside a running event loop."""
 
-    def __init__(self, config: RouterConfig, keys: Keys) -> None:
+    def __init__(self, config: RouterConfig, keys: Keys, tls: ssl.SSLContext | None = None) -> None:
         self.config = config
         self.keys = keys
+        self._tls = tls
         self.draining = False
         self.admin_port = 0
         """As it is; 0 where there is none."""
@@ -73,15 +79,16 @@ class Service:
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        site = web.TCPSite(self._runner, self.config.host, self.config.port, ssl_context=self._tls)
         await site.start()
         await self._start_admin()
         self._supervisor.sync()
         port: int = self._runner.addresses[0][1]
         log.info(
-            "listening host=%s port=%s mode=%s policy=%s engines=%s",
+            "listening host=%s port=%s tls=%s mode=%s policy=%s engines=%s",
             self.config.host,
             port,
+            self._tls is not None,
             self.config.usual_mode,
             self.config.policy,
             ",".join(self.table.engines),
@@ -99,11 +106,18 @@ class Service:
         log.info("listening admin host=%s port=%s", HOST, self.admin_port)
 
     def reload(self, config: RouterConfig, keys: Keys) -> None:
-        """Take a new configuration up. Requests under way keep what they have begun with."""
+        """Take a new configuration up. Requests under way keep what they have begun with.
+
+        Raises SpecError: the certificate cannot be used; nothing was changed then.
+        """
         later: dict[str, Any] = {name: getattr(self.config, name) for name in AT_START}
         connect_s = self.config.deadlines.connect_s
         later["deadlines"] = config.deadlines.model_copy(update={"connect_s": connect_s})
+        if (config.tls_cert_file is None) != (self._tls is None):
+            later |= {name: getattr(self.config, name) for name in TLS_FILES}
         kept = config.model_copy(update=later)
+        if self._tls and kept.tls_cert_file and kept.tls_key_file:
+            certificates.load(self._tls, kept.tls_cert_file, kept.tls_key_file)
         waiting = [name for name in later if getattr(config, name) != later[name]]
         if waiting:
             log.warning("changed at the next start only: %s", ", ".join(waiting))

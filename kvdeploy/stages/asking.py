@@ -100,6 +100,7 @@ class Asker:
             question.body(self.config.served_model),
             timeout_s=ASK_TIMEOUT_S,
             headers=headers,
+            trust=self.fleet.trust,
         )
 
     def ask_at_once(self, questions: Sequence[Question]) -> list[http.Answer]:
@@ -142,7 +143,7 @@ class Asker:
             )
 
     def is_ready(self) -> bool:
-        return http.get(f"{self.fleet.url}/ready?complete=1", timeout_s=5).status == 200
+        return pairs_ready(self.fleet)
 
     def _first_key(self) -> dict[str, str]:
         if not self.config.api_key_file:
@@ -158,6 +159,16 @@ class Asker:
             msg = f"router.api_key_file: {self.config.api_key_file} holds hashes only"
             raise CheckError(msg, hint="Smoke needs a key in the clear: make one for it.")
         return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+
+
+def pairs_ready(fleet: FleetOutputs) -> bool:
+    """Whether the router says that every pair is warm."""
+    return ask_ready(fleet).status == 200
+
+
+def ask_ready(fleet: FleetOutputs) -> http.Answer:
+    """What the router says of every pair: 200 when all are warm."""
+    return http.get(f"{fleet.url}/ready?complete=1", timeout_s=5, trust=fleet.trust)
 
 
 def read_run(answer: http.Answer) -> TokenRun:

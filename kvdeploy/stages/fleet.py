@@ -19,6 +19,7 @@ from kvdeploy.model.catalog import ENGINE_PORT_BASE, SIDE_CHANNEL_PORT_BASE
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.planning import launch
 from kvdeploy.polling import wait_for
+from kvdeploy.stages.asking import ask_ready, pairs_ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class LocalFleetStage:
             seen = self._processes.observe(spec.name)
             if not self._processes.runs(spec) or seen.phase != "ready":
                 return False
-        return pairs_ready(fleet.url)
+        return pairs_ready(fleet)
 
     def apply(self, results: Results, step: Step) -> Mapping[str, Any]:
         plan = self._plan(results)
@@ -110,12 +111,13 @@ class LocalFleetStage:
             launch.build_engine(spec, slot, place, runtime, model)
             for slot, place in zip(slots, self._places(slots), strict=True)
         )
-        keys = spec.router.api_key_file
+        keys, tls = spec.router.api_key_file, spec.router.tls_files
         config = launch.build_router_config(
             spec,
             engines,
             model,
-            api_key_file=str(self._root / Path(keys).expanduser()) if keys else None,
+            api_key_file=self._find(keys) if keys else None,
+            tls=(self._find(tls[0]), self._find(tls[1])) if tls else None,
         )
         # Another kvdeploy is another router, too, although it is started in the same way.
         text = f"{__version__} {config.model_dump_json()}"
@@ -134,6 +136,10 @@ class LocalFleetStage:
             router_config=config,
             generations={},
         )
+
+    def _find(self, named: str) -> str:
+        """A file that the cluster file names."""
+        return str(self._root / Path(named).expanduser())
 
     def _places(self, slots: Sequence[launch.EngineSlot]) -> list[EnginePlace]:
         """Ports, cores and GPUs. An engine that ran keeps its ports while it can."""
@@ -203,7 +209,7 @@ class LocalFleetStage:
 
         def look() -> bool | None:
             nonlocal seen
-            seen = http.get(f"{fleet.url}/ready?complete=1", timeout_s=5)
+            seen = ask_ready(fleet)
             step.update(f"warming pairs: {_pairs_text(seen)}")
             return True if seen.status == 200 else None
 
@@ -230,11 +236,6 @@ class LocalFleetStage:
     def _generations(self, fleet: FleetOutputs) -> dict[str, str]:
         seen = {s.name: self._processes.observe(s.name).state for s in fleet.engines}
         return {name: state.generation for name, state in seen.items() if state}
-
-
-def pairs_ready(url: str) -> bool:
-    """Whether the router says that every pair is warm."""
-    return http.get(f"{url}/ready?complete=1", timeout_s=5).status == 200
 
 
 def _pairs_text(answer: http.Answer) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdeploy.adapters.local import machine, runtime
+from kvdeploy.errors import SpecError
 from kvdeploy.model.facts import MachineFacts
 from kvdeploy.model.listing import entries
 from kvdeploy.planning.checks import check_machine, check_spec
+from kvdeploy.router import tls
 from kvdeploy.stages.model import BUILTIN, local_path
 from kvdeploy.stages.runtime import named_python
 
@@ -50,6 +53,7 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
     ours = {name: processes.observe(name) for name in processes.names()}
     held_gib = sum(machine.resident_gib(seen.pids) for seen in ours.values())
     gpus = machine.gpus(runner)
+    tls_problem, tls_days_left = look_at_tls(spec, root)
     return MachineFacts(
         platform=sys.platform,
         cores=len(machine.cores()),
@@ -61,6 +65,8 @@ def look(spec: ClusterSpec, processes: Processes, runner: Runner, root: Path) ->
         model_path_exists=_model_exists(spec, root),
         runtime_python_exists=_python_exists(spec, root),
         api_key_file_exists=has_keys(spec, root),
+        tls_problem=tls_problem,
+        tls_days_left=tls_days_left,
         has_libnuma=machine.can_load("libnuma.so.1"),
         runtime_built=runtime.is_whole(runtime.built_python(device_of(spec, len(gpus)))),
     )
@@ -91,6 +97,20 @@ def has_keys(spec: ClusterSpec, root: Path) -> bool | None:
     except (OSError, UnicodeDecodeError):
         return False
     return bool(entries(text))
+
+
+def look_at_tls(spec: ClusterSpec, root: Path) -> tuple[str | None, float | None]:
+    """What is wrong with the router's certificate, and the days until it ends; by a handshake."""
+    named = spec.router.tls_files
+    if named is None:
+        return None, None
+    cert, key = (str(root / Path(path).expanduser()) for path in named)
+    try:
+        context = tls.read_tls(cert, key)
+        left_s = tls.find_expiry(context, cert) - time.time() if context else 0.0
+    except SpecError as e:
+        return e.message, None
+    return None, left_s / 86400
 
 
 def _python_exists(spec: ClusterSpec, root: Path) -> bool | None:

@@ -18,12 +18,17 @@ from kvdeploy.errors import CheckError, FleetError
 from kvdeploy.model.launch import LaunchSpec, ProcessState, Readiness
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.spec import ClusterSpec
+from kvdeploy.router.tls import read_tls
+from kvdeploy.stages.asking import Asker
 from kvdeploy.stages.fleet import LocalFleetStage, tail
 from kvdeploy.stages.model import ModelStage, default_name, dtype_of, local_path
+from kvdeploy.stages.preflight import look_at_tls
 from kvdeploy.stages.runtime import RuntimeStage, named_python
+from tests.certificates import write_certificate
 from tests.conftest import FakeRunner
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator, Mapping
 
     from kvdeploy.adapters.local.processes import Processes
@@ -402,7 +407,7 @@ class FakeProcesses:
 class Router:
     """Answers /ready as a router does, on a port of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.document = 200, {"pairs": {"prefill-0/decode-0": "ready"}}
         router = self
 
@@ -417,6 +422,8 @@ class Router:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         self.port = int(self.server.server_address[1])
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -686,6 +693,49 @@ def test_keys_are_found_beside_the_cluster_file(stand: Stand) -> None:
     assert stand.up(router={"api_key_file": "keys"}).router_config.api_key_file == str(
         stand.root / "keys"
     )
+
+
+@real
+def test_a_router_with_a_certificate_is_asked_over_tls(
+    processes: FakeProcesses, tmp_path: Path
+) -> None:
+    cert, key = write_certificate(tmp_path)
+    router = Router(read_tls(cert, key))
+    try:
+        fleet = Stand(processes, router, tmp_path).up(
+            router={"tls_cert_file": "router.crt", "tls_key_file": "router.key"}
+        )
+        asker = Asker(fleet)
+        assert (fleet.url, asker.is_ready()) == (f"https://127.0.0.1:{router.port}", True)
+        write_certificate(tmp_path)
+        assert not asker.is_ready(), "a certificate that nobody has named"
+    finally:
+        router.server.shutdown()
+        router.server.server_close()
+    assert (fleet.router.ready.url, fleet.router.ready.trust) == (f"{fleet.url}/health", cert)
+    assert (fleet.router_config.tls_cert_file, fleet.router_config.tls_key_file) == (cert, key)
+
+
+@pytest.mark.parametrize(
+    ("key", "days", "problem"),
+    [
+        ("router.key", 21, None),
+        ("other.key", 21, "the TLS key {root}/other.key does not belong to the certificate "
+         "{root}/router.crt"),
+        ("router.key", 0.5, "the TLS certificate {root}/router.crt is not taken by clients: "
+         "certificate has expired"),
+    ],
+)  # fmt: skip
+def test_a_certificate_is_tried_before_anything_is_started(
+    key: str, days: float, problem: str | None, tmp_path: Path
+) -> None:
+    write_certificate(tmp_path, "other")
+    write_certificate(tmp_path, days=days)
+    spec = cluster(router={"tls_cert_file": "router.crt", "tls_key_file": key})
+    found, left = look_at_tls(spec, tmp_path)
+    assert found == (problem and problem.format(root=tmp_path))
+    assert left == (None if problem else pytest.approx(20, abs=0.1))
+    assert look_at_tls(cluster(), tmp_path) == (None, None)
 
 
 # --- the end of a log ------------------------------------------------------------------------

@@ -16,13 +16,12 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from kvdeploy.adapters import http
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.store import write_text
 from kvdeploy.errors import ToolError
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     import subprocess  # noqa: TID251  # a type only
     from types import FrameType
     from typing import Any
+
+    from kvdeploy.model.launch import Readiness
 
 TICK_S: Final = 0.2
 PORTS_WAIT_S: Final = 5.0
@@ -131,7 +132,7 @@ class Supervisor:
                     f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended ({code})"
                 )
                 return f"{how}{'' if ready else ' before it was ready'}"
-            now_ready = not ready and answers(spec.ready.url)
+            now_ready = not ready and answers(spec.ready)
             # vLLM moves its workers onto the last core on its way up (0.32), all engines onto
             # the same: they are brought back again and again until the process is ready.
             if spec.cpus and not ready and (now_ready or self.clock.now() >= pin_at):
@@ -219,13 +220,9 @@ class Supervisor:
         sys.stdout.flush()
 
 
-def answers(url: str) -> bool:
-    """Whether GET `url` answers 200 within two seconds."""
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310  # our own http URL
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError, ValueError):
-        return False
+def answers(ready: Readiness) -> bool:
+    """Whether its URL answers 200 within two seconds."""
+    return http.get(ready.url, timeout_s=2, trust=ready.trust).status == 200
 
 
 def main() -> None:
