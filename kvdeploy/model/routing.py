@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Literal
 
 from kvdeploy.model.base import Stored
@@ -70,6 +71,8 @@ class RouterConfig(Stored):
     aggregate_below_tokens: int = 0
     """Prompts shorter than this, by estimate, go to decode alone."""
     policy: Literal["least-loaded", "round-robin"] = "least-loaded"
+    workers: int = 1
+    """Processes that serve one port; each has its part of the limits below."""
     engines: tuple[Engine, ...]
     deadlines: Deadlines = Deadlines()
     tries: int = 3
@@ -101,6 +104,17 @@ class RouterConfig(Stored):
     """Between two looks at decode's metrics."""
     warmup_tokens: int = 1
     """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
+
+    def share(self, workers: int) -> RouterConfig:
+        """What one of several workers is told: its part of what is meant for all together."""
+        if workers == 1:
+            return self
+        limits = ("prefill_at_once", "decode_at_once", "queue_size")
+        parts = {name: getattr(self, name) for name in limits}
+        parts = {name: value and ceil(value / workers) for name, value in parts.items()}
+        return self.model_copy(
+            update={**parts, "drain_lost_share": self.drain_lost_share / workers}
+        )
 
     @property
     def usual_mode(self) -> Mode:

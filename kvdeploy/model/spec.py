@@ -138,6 +138,13 @@ class RouterSpec(Frozen):
         ge=1,
         le=65535,
     )
+    workers: int = knob(
+        1,
+        doc="processes that serve the port; each has its part of caps and queue",
+        change=Change.ROUTER,
+        ge=1,
+        le=64,
+    )
     policy: Literal["least-loaded", "round-robin"] = knob(
         "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.ROUTER
     )
@@ -187,14 +194,14 @@ class RouterSpec(Frozen):
     )
     prefill_at_once: int | None = knob(
         None,
-        doc="requests a prefill engine is given at once; default: any number",
+        doc="requests a prefill engine is given at once, by all workers; default: any number",
         change=Change.ROUTER,
         ge=1,
         le=100_000,
     )
     decode_at_once: int | None = knob(
         None,
-        doc="requests a decode engine is given at once; default: any number",
+        doc="requests a decode engine is given at once, by all workers; default: any number",
         change=Change.ROUTER,
         ge=1,
         le=100_000,

@@ -252,6 +252,7 @@ def build_router_config(
         host=spec.router.host,
         port=spec.router.port,
         admin_port=spec.router.admin_port,
+        workers=spec.router.workers,
         served_model=model.served_name,
         mode=spec.connector.mode,
         dispatch=None if spec.router.mode == "auto" else spec.router.mode,
@@ -293,7 +294,7 @@ def build_router(
         ready=Readiness(
             url=f"{router_url(config)}/health", timeout_s=60.0, trust=config.tls_cert_file
         ),
-        stop_grace_s=15.0,
+        stop_grace_s=15.0 if config.workers == 1 else 20.0,
     )
 
 

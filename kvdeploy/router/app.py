@@ -47,19 +47,26 @@ class Routes:
     async def health(self, _: web.Request) -> web.StreamResponse:
         """200 while the process lives; the engines are told for people, not judged."""
         told = {e.name: _tell(e) for e in self._service.table.engines.values()}
-        return web.json_response({"status": "alive", "engines": told})
+        return web.json_response(
+            {"status": "alive", "worker": self._service.worker, "engines": told}
+        )
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         pairs = self._service.table.states()
-        complete = bool(pairs) and set(pairs.values()) == {"ready"}
+        ours = bool(pairs) and set(pairs.values()) == {"ready"}
+        complete = ours and self._service.is_complete()
         usable = "ready" in pairs.values() and not self._service.draining
         wanted = usable and complete if request.query.get("complete") == "1" else usable
         explained = {name: pair.explain() for name, pair in self._service.table.pairs.items()}
+        reasons = {name: why for name, why in explained.items() if why}
+        if ours and not complete:
+            count = self._service.config.workers
+            reasons["workers"] = f"not every pair is warm in each of the {count} workers"
         answer = {
             "ready": usable,
             "complete": complete,
             "pairs": pairs,
-            "reasons": {name: why for name, why in explained.items() if why},
+            "reasons": reasons,
         }
         return web.json_response(answer, status=200 if wanted else 503)
 

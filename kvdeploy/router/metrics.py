@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvdeploy.model.routing import Mode
 from kvdeploy.router.errors import CODES, RETRIED
 from kvdeploy.router.legs import Endpoint
+from kvdeploy.router.shared import COMPLETE, Shared
 from kvdeploy.router.states import CONDITIONS
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, folder: str | None = None) -> None:
+        """`folder` has what the workers of this router count together; None is a router alone."""
+        self.shared = Shared(folder) if folder else None
         self.registry = CollectorRegistry()
         at = self.registry
         self.requests = Counter(
@@ -65,7 +68,11 @@ class Metrics:
             registry=at,
         )
         self.in_flight = Gauge(
-            "kvdeploy_router_in_flight", "Legs that an engine holds", ("engine",), registry=at
+            "kvdeploy_router_in_flight",
+            "Legs that an engine holds",
+            ("engine",),
+            registry=at,
+            multiprocess_mode="livesum",
         )
         self.lost_writes = Counter(
             "kvdeploy_router_lost_writes_total",
@@ -83,7 +90,10 @@ class Metrics:
             "kvdeploy_router_sent_total", "Tries sent to engines, by mode", ("mode",), registry=at
         )
         self.queued = Gauge(
-            "kvdeploy_router_queued", "Requests that wait for an engine to have room", registry=at
+            "kvdeploy_router_queued",
+            "Requests that wait for an engine to have room",
+            registry=at,
+            multiprocess_mode="livesum",
         )
         self.queue_seconds = Histogram(
             "kvdeploy_router_queue_seconds",
@@ -102,6 +112,7 @@ class Metrics:
             "KV blocks that decode may hold for requests whose KV never came; an estimate",
             ("decode",),
             registry=at,
+            multiprocess_mode="livesum",
         )
         self.ejections = Counter(
             "kvdeploy_router_ejections_total", "Engines taken out of use", ("engine",), registry=at
@@ -126,26 +137,45 @@ class Metrics:
         )
         self.engine_state = Gauge(
             "kvdeploy_router_engine_state",
-            "1 for the state that an engine is in",
+            "1 for the state that an engine is in, for any worker",
             ("engine", "state"),
             registry=at,
+            multiprocess_mode="livemax",
         )
         self.pair_ready = Gauge(
             "kvdeploy_router_pair_ready",
-            "1 when a pair is warm and both engines are healthy",
+            "1 when a pair is warm and both engines are healthy, for every worker",
             ("prefill", "decode"),
             registry=at,
+            multiprocess_mode="livemin",
         )
         self.background_legs = Gauge(
             "kvdeploy_router_background_legs",
             "Prefill legs whose client has been answered or has left",
             registry=at,
+            multiprocess_mode="livesum",
         )
+        self.workers = Gauge(
+            "kvdeploy_router_workers",
+            "Processes that serve",
+            registry=at,
+            multiprocess_mode="livesum",
+        )
+        self.complete = Gauge(
+            COMPLETE,
+            "Workers for which every pair is ready",
+            registry=at,
+            multiprocess_mode="livesum",
+        )
+        self.workers.set(1)
 
     def declare(self, engines: Iterable[Engine]) -> None:
         """Every counter of these engines is there before it first counts, so that a first step
         is a step and not a beginning.
         """
+        engines = tuple(engines)
+        if self.shared is not None:
+            self.shared.engines = frozenset(engine.name for engine in engines)
         for endpoint in ENDPOINTS:
             self.request_seconds.labels(endpoint)
             self.ttft_seconds.labels(endpoint)
@@ -174,6 +204,8 @@ class Metrics:
 
     def forget(self, engines: Iterable[str], pairs: Iterable[str]) -> None:
         """Gauges of what is no longer in the table; what was counted stays."""
+        if self.shared is not None:
+            return  # there they are left out of what is shown
         for name in engines:
             for state in CONDITIONS:
                 self.engine_state.remove(name, state)
@@ -183,4 +215,5 @@ class Metrics:
             self.pair_ready.remove(*pair.split("/"))
 
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        """Of all workers together, whichever is asked."""
+        return generate_latest(self.shared or self.registry)

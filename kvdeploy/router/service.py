@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.auth import Keys
+    from kvdeploy.router.shared import Place
 
 log = logging.getLogger(__name__)
 
-AT_START = ("host", "port", "admin_port", "max_body_bytes")
+AT_START = ("host", "port", "admin_port", "workers", "max_body_bytes")
 """Settings that are taken up by a restart only; `deadlines.connect_s` is another, and whether there
 is TLS at all.
 """
@@ -50,14 +51,21 @@ def _no_file() -> str:
 class Service:
     """Make one inside a running event loop."""
 
-    def __init__(self, config: RouterConfig, keys: Keys, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        keys: Keys,
+        tls: ssl.SSLContext | None = None,
+        place: Place | None = None,
+    ) -> None:
         self.config = config
         self.keys = keys
         self._tls = tls
+        self._place = place
         self.draining = False
         self.admin_port = 0
         """As it is; 0 where there is none."""
-        self.metrics = Metrics()
+        self.metrics = Metrics(place.folder if place else None)
         self.client = EngineClient(connect_s=config.deadlines.connect_s)
         self.table = Table(config, self.metrics)
         self._background = Background(self.metrics)
@@ -79,7 +87,13 @@ class Service:
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port, ssl_context=self._tls)
+        site = web.TCPSite(
+            self._runner,
+            self.config.host,
+            self.config.port,
+            ssl_context=self._tls,
+            reuse_port=self._place is not None,
+        )
         await site.start()
         await self._start_admin()
         self._supervisor.sync()
@@ -94,6 +108,16 @@ class Service:
             ",".join(self.table.engines),
         )
         return port
+
+    @property
+    def worker(self) -> int:
+        """Which of several this is; 0 when it is alone."""
+        return self._place.slot if self._place else 0
+
+    def is_complete(self) -> bool:
+        """Whether every pair is ready for the other workers as well."""
+        shared, place = self.metrics.shared, self._place
+        return shared is None or place is None or shared.is_complete(place.workers)
 
     async def _start_admin(self) -> None:
         """Raises OSError."""

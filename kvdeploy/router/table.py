@@ -71,6 +71,7 @@ class Table:
         self._metrics.forget(gone.keys() - self.engines.keys(), old.keys() - self.pairs.keys())
         self._partners = {engine.name: [] for engine in config.by_role("prefill")}
         self._open = []
+        self._metrics.complete.set(0)
         self.refresh()
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
@@ -284,4 +285,5 @@ class Table:
         ready = {p.decode.name for p in self._of[pair.prefill.name] if p.state == "ready"}
         partners[:] = [engine for engine in self.engines.values() if engine.name in ready]
         self._open = [engine for engine in self.engines.values() if self._partners.get(engine.name)]
+        self._metrics.complete.set(sum(map(len, self._partners.values())) == len(self.pairs))
         self.on_change()
