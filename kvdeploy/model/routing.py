@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from math import ceil
 from typing import Literal
 
@@ -28,6 +29,14 @@ class Engine(Stored):
     def id_prefix(self) -> str:
         """What the id of every start of this engine begins with; empty expects nothing."""
         return self.engine_id.partition(GENERATION)[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 Mode = Literal["push", "push-sequential", "pull", "aggregated"]
@@ -94,6 +103,8 @@ class RouterConfig(Stored):
     """Longest wait for room."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None
+    allow_anonymous: bool = False
+    """Serve whoever reaches the port from another machine, without keys."""
     tls_cert_file: str | None = None
     """The certificate's chain and its key, as PEM; both or none."""
     tls_key_file: str | None = None
@@ -115,6 +126,11 @@ class RouterConfig(Stored):
         return self.model_copy(
             update={**parts, "drain_lost_share": self.drain_lost_share / workers}
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach it, and no keys are asked for."""
+        return self.api_key_file is None and not is_loopback(self.host)
 
     @property
     def usual_mode(self) -> Mode:

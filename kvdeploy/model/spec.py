@@ -224,6 +224,11 @@ class RouterSpec(Frozen):
         doc="file with API keys or sha256:HASH, one a line; needed when host is not loopback",
         change=Change.ROUTER,
     )
+    allow_anonymous: bool = knob(
+        default=False,
+        doc="serve without API keys although host is not loopback",
+        change=Change.ROUTER,
+    )
     tls_cert_file: str | None = knob(
         None,
         doc="serve https with this certificate chain (PEM); default: http",

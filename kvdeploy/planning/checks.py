@@ -11,7 +11,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 
 from kvdeploy.model.catalog import BUILTIN_MODELS, TINY_MAX_LENGTH
-from kvdeploy.model.routing import MODES
+from kvdeploy.model.routing import MODES, is_loopback
 from kvdeploy.model.wording import did_you_mean
 from kvdeploy.planning.aws_checks import AWS_CHECKS
 from kvdeploy.planning.findings import (
@@ -211,11 +211,17 @@ def engine_env_taken(spec: ClusterSpec) -> Iterator[Finding]:
 # --- who can reach what ----------------------------------------------------------------------
 def router_open_without_keys(spec: ClusterSpec) -> Iterator[Finding]:
     """Whoever reaches the port can use the model."""
-    if not is_loopback(spec.router.host) and spec.router.api_key_file is None:
+    router = spec.router
+    if is_loopback(router.host) or router.api_key_file is not None:
+        return
+    message = f"{router.host} is reached from other machines, and no API keys are asked for"
+    if router.allow_anonymous:
+        yield warning("router.allow_anonymous", message, "Set router.api_key_file.")
+    else:
         yield error(
             "router.host",
-            f"{spec.router.host} is reached from other machines, and no API keys are asked for",
-            "Set router.api_key_file, or listen on 127.0.0.1.",
+            message,
+            "Set router.api_key_file, listen on 127.0.0.1, or say router.allow_anonymous: true.",
         )
 
 
@@ -237,14 +243,6 @@ def cidr_wrong(spec: ClusterSpec) -> Iterator[Finding]:
             continue
         if str(network) != text.lower():
             yield error(path, f"{text!r} is not the range's own name", f"Write {network}.")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _cidrs(spec: ClusterSpec) -> Iterator[tuple[str, str]]:

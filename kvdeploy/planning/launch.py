@@ -272,6 +272,7 @@ def build_router_config(
         queue_wait_s=spec.router.queue_wait_s,
         max_body_bytes=int(spec.router.max_body_mib * 2**20),
         api_key_file=api_key_file,
+        allow_anonymous=spec.router.allow_anonymous,
         tls_cert_file=tls[0] if tls else None,
         tls_key_file=tls[1] if tls else None,
         pair_header=spec.router.pair_header,

@@ -59,6 +59,12 @@ def read_config(path: Path, place: Place | None = None) -> RouterConfig:
         if not any(engine.role == role for engine in config.engines):
             message = f"{path}: engines: there is no {role} engine"
             raise SpecError(message, hint=hint)
+    if config.is_open and not config.allow_anonymous:
+        message = (
+            f"{path}: host: {config.host} is reached from other machines, and no API keys are "
+            "asked for"
+        )
+        raise SpecError(message, hint="set api_key_file, listen on 127.0.0.1, or allow_anonymous")
     if config.workers > 1 and config.admin_port is not None:
         message = f"{path}: admin_port: /admin speaks of one process, and there are several workers"
         raise SpecError(message, hint="leave admin_port out, or set workers to 1")

@@ -38,7 +38,7 @@ async def run_router(config: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 async def read_until(process: asyncio.subprocess.Process, words: str) -> str:
     assert process.stderr is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for line in process.stderr:
             if words in line.decode():
                 return line.decode()
@@ -114,6 +114,27 @@ async def test_a_bad_configuration_is_one_clear_line_and_exits_with_3(
 
     assert (code, len(lines)) == (3, 1)
     assert problem in lines[0]
+
+
+async def test_an_open_router_asks_for_keys_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    async with run_fleet() as fleet:
+        config = write_config(tmp_path / "router.json", fleet, host="0.0.0.0")
+        code, lines = await run_to_end(config)
+        write_config(config, fleet, host="0.0.0.0", allow_anonymous=True)
+        async with run_router(config) as process:
+            listening = await read_until(process, "listening")
+            url = f"http://127.0.0.1:{listening.split(' port=')[1].split()[0]}"
+            write_config(config, fleet, host="0.0.0.0")
+            process.send_signal(signal.SIGHUP)
+            assert "asked for" in await read_until(process, "not reloaded")
+            async with fleet.session.get(f"{url}/v1/models") as answer:
+                assert answer.status == 200
+
+    assert (code, len(lines)) == (3, 1)
+    assert lines[0].endswith(
+        f"{config}: host: 0.0.0.0 is reached from other machines, and no API keys are asked for "
+        "(set api_key_file, listen on 127.0.0.1, or allow_anonymous)"
+    )
 
 
 async def test_a_missing_key_file_exits_with_3(tmp_path: Path) -> None:

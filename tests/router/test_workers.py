@@ -58,7 +58,7 @@ class Crew:
 
 def fresh() -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=1)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10))
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30))
 
 
 @asynccontextmanager
@@ -178,9 +178,13 @@ async def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         pids = [crew.pid_of(0), crew.pid_of(1)]
         crew.process.kill()
         await crew.process.wait()
-        async with asyncio.timeout(10):
-            while any(is_alive(pid) for pid in pids):
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(10):
+                while any(is_alive(pid) for pid in pids):
+                    await asyncio.sleep(0.05)
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from kvdeploy.model.catalog import TINY_MAX_LENGTH
 from kvdeploy.model.facts import MachineFacts
 from kvdeploy.model.reports import Finding, Severity
+from kvdeploy.model.routing import is_loopback
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.aws_checks import AWS_CHECKS
 from kvdeploy.planning.aws_spec_checks import AWS_SPEC_CHECKS
@@ -16,7 +17,6 @@ from kvdeploy.planning.checks import (
     check_machine,
     check_spec,
     errors_of,
-    is_loopback,
     known_ids,
     memory_needed_gib,
     worst,
@@ -196,7 +196,15 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         Severity.ERROR,
         "router.host",
         "0.0.0.0 is reached from other machines, and no API keys are asked for",
-        "Set router.api_key_file, or listen on 127.0.0.1.",
+        "Set router.api_key_file, listen on 127.0.0.1, or say router.allow_anonymous: true.",
+    ),
+    (
+        {"router.host": "10.0.0.5", "router.allow_anonymous": True},
+        "router-open-without-keys",
+        Severity.WARNING,
+        "router.allow_anonymous",
+        "10.0.0.5 is reached from other machines, and no API keys are asked for",
+        "Set router.api_key_file.",
     ),
     (
         {"router.tls_key_file": "router.key"},
