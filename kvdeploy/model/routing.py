@@ -63,6 +63,9 @@ class Deadlines(Stored):
     total_s: float = 600.0
 
 
+_FROM_START = ("host", "port", "admin_port", "workers", "max_body_bytes")
+
+
 class RouterConfig(Stored):
     """The router's whole configuration, read from one JSON file."""
 
@@ -115,6 +118,26 @@ class RouterConfig(Stored):
     """Between two looks at decode's metrics."""
     warmup_tokens: int = 1
     """Length of the warm-up prompt; one token more than a KV block makes a pair move data."""
+
+    def at_start(self) -> dict[str, object]:
+        """What a router takes up when it starts; a hangup is enough for all the rest."""
+        return {name: getattr(self, name) for name in _FROM_START} | {
+            "deadlines.connect_s": self.deadlines.connect_s,
+            "tls": self.tls_cert_file is not None,
+        }
+
+    def keep_from_start(self, started: RouterConfig) -> RouterConfig:
+        """What of it a router that was started with another configuration takes up."""
+        names = [*_FROM_START]
+        if (self.tls_cert_file is None) != (started.tls_cert_file is None):
+            names += ["tls_cert_file", "tls_key_file"]
+        connect_s = started.deadlines.connect_s
+        return self.model_copy(
+            update={
+                **{name: getattr(started, name) for name in names},
+                "deadlines": self.deadlines.model_copy(update={"connect_s": connect_s}),
+            }
+        )
 
     def share(self, workers: int) -> RouterConfig:
         """What one of several workers is told: its part of what is meant for all together."""

@@ -111,19 +111,19 @@ class DeadlinesSpec(Frozen):
     """Bounds on every leg of a request, in seconds."""
 
     body_s: float = knob(
-        30.0, doc="for a client's whole request to arrive", change=Change.ROUTER, gt=0, le=86400
+        30.0, doc="for a client's whole request to arrive", change=Change.RELOAD, gt=0, le=86400
     )
     connect_s: float = knob(5.0, doc="to connect to an engine", change=Change.ROUTER, gt=0, le=600)
     prefill_s: float = knob(
-        120.0, doc="for the prefill leg to answer", change=Change.ROUTER, gt=0, le=86400
+        120.0, doc="for the prefill leg to answer", change=Change.RELOAD, gt=0, le=86400
     )
     first_token_s: float = knob(
-        120.0, doc="for decode's first byte of a stream", change=Change.ROUTER, gt=0, le=86400
+        120.0, doc="for decode's first byte of a stream", change=Change.RELOAD, gt=0, le=86400
     )
     inter_token_s: float = knob(
-        60.0, doc="between two bytes of a stream", change=Change.ROUTER, gt=0, le=86400
+        60.0, doc="between two bytes of a stream", change=Change.RELOAD, gt=0, le=86400
     )
-    total_s: float = knob(600.0, doc="for the whole request", change=Change.ROUTER, gt=0, le=86400)
+    total_s: float = knob(600.0, doc="for the whole request", change=Change.RELOAD, gt=0, le=86400)
 
 
 class RouterSpec(Frozen):
@@ -146,75 +146,75 @@ class RouterSpec(Frozen):
         le=64,
     )
     policy: Literal["least-loaded", "round-robin"] = knob(
-        "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.ROUTER
+        "least-loaded", doc="how pairs are chosen: least-loaded, round-robin", change=Change.RELOAD
     )
     deadlines: DeadlinesSpec = knob(
-        DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.ROUTER
+        DeadlinesSpec(), doc="bounds on every leg, in seconds", change=Change.RELOAD
     )
     mode: Literal["auto", "push", "push-sequential", "pull", "aggregated"] = knob(
         "auto",
         doc="auto (as connector.mode), push, push-sequential, pull, aggregated (for comparison)",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
     )
     mode_header: bool = knob(
         default=False,
         doc="let X-Kvdeploy-Mode choose the mode of a request",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
     )
     aggregate_below_tokens: int = knob(
         0,
         doc="prompts shorter than this go to decode alone; 0: none",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=0,
         le=10_000_000,
     )
     tries: int = knob(
         3,
         doc="pairs a request may be sent to before its first byte",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=1,
         le=10,
     )
     eject_after: int = knob(
         3,
         doc="failures in a row, within eject_window_s, that take an engine out of use",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=1,
         le=1000,
     )
     eject_window_s: float = knob(
-        30.0, doc="seconds that a failure counts", change=Change.ROUTER, gt=0, le=3600
+        30.0, doc="seconds that a failure counts", change=Change.RELOAD, gt=0, le=3600
     )
     drain_lost_share: float = knob(
         0.25,
         doc="drain a decode that may have lost so much of its KV to requests whose KV never came",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         gt=0,
         le=1,
     )
     prefill_at_once: int | None = knob(
         None,
         doc="requests a prefill engine is given at once, by all workers; default: any number",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=1,
         le=100_000,
     )
     decode_at_once: int | None = knob(
         None,
         doc="requests a decode engine is given at once, by all workers; default: any number",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=1,
         le=100_000,
     )
     queue_size: int = knob(
         1024,
         doc="requests that may wait for an engine to have room",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
         ge=0,
         le=1_000_000,
     )
     queue_wait_s: float = knob(
-        30.0, doc="longest wait for room, in seconds", change=Change.ROUTER, gt=0, le=86400
+        30.0, doc="longest wait for room, in seconds", change=Change.RELOAD, gt=0, le=86400
     )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024
@@ -222,12 +222,12 @@ class RouterSpec(Frozen):
     api_key_file: str | None = knob(
         None,
         doc="file with API keys or sha256:HASH, one a line; needed when host is not loopback",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
     )
     allow_anonymous: bool = knob(
         default=False,
         doc="serve without API keys although host is not loopback",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
     )
     tls_cert_file: str | None = knob(
         None,
@@ -240,7 +240,7 @@ class RouterSpec(Frozen):
     pair_header: bool = knob(
         default=True,
         doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
-        change=Change.ROUTER,
+        change=Change.RELOAD,
     )
 
     @property

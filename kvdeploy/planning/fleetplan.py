@@ -6,7 +6,6 @@ Terraform's, or those of an inventory.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -238,7 +237,7 @@ def _with_router(
             config,
             python=layout.ROUTER_PYTHON,
             config_path=layout.ROUTER_CONFIG,
-            digest=hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16],
+            version=package.node_path,
             env={"PYTHONPATH": package.node_path},
         ),
         router_config=config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -282,9 +283,13 @@ def build_router_config(
 
 
 def build_router(
-    config: RouterConfig, *, python: str, config_path: str, digest: str, env: Mapping[str, str]
+    config: RouterConfig, *, python: str, config_path: str, version: str, env: Mapping[str, str]
 ) -> LaunchSpec:
-    """The router's process. `digest` of its configuration makes it another when that changes."""
+    """The router's process. It is another one when its code's `version` or what it takes up at its
+    start alone is another; the rest of its configuration it reads again when it is told to.
+    """
+    text = f"{version} {json.dumps(config.at_start(), sort_keys=True)}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return LaunchSpec(
         name=ROUTER,
         role="router",

@@ -47,8 +47,14 @@ class Routes:
     async def health(self, _: web.Request) -> web.StreamResponse:
         """200 while the process lives; the engines are told for people, not judged."""
         told = {e.name: _tell(e) for e in self._service.table.engines.values()}
+        service = self._service
         return web.json_response(
-            {"status": "alive", "worker": self._service.worker, "engines": told}
+            {
+                "status": "alive",
+                "worker": service.worker,
+                "configuration": service.digest,
+                "engines": told,
+            }
         )
 
     async def ready(self, request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,7 @@ Owns what is alive between start and stop, and what a new configuration changes 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -24,20 +24,13 @@ from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
-    from kvdeploy.model.routing import RouterConfig
-    from kvdeploy.router.auth import Keys
+    from kvdeploy.router.reading import Reading
     from kvdeploy.router.shared import Place
 
 log = logging.getLogger(__name__)
 
-AT_START = ("host", "port", "admin_port", "workers", "max_body_bytes")
-"""Settings that are taken up by a restart only; `deadlines.connect_s` is another, and whether there
-is TLS at all.
-"""
-TLS_FILES = ("tls_cert_file", "tls_key_file")
 DRAIN_S = 10.0
 LEGS_S = 5.0
 LINGER_S = 2.0
@@ -51,16 +44,12 @@ def _no_file() -> str:
 class Service:
     """Make one inside a running event loop."""
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        keys: Keys,
-        tls: ssl.SSLContext | None = None,
-        place: Place | None = None,
-    ) -> None:
-        self.config = config
-        self.keys = keys
-        self._tls = tls
+    def __init__(self, given: Reading, place: Place | None = None) -> None:
+        config = self.config = given.config
+        self.keys = given.keys
+        self.digest = given.digest
+        """Of the files that were last taken up."""
+        self._tls = given.tls
         self._place = place
         self.draining = False
         self.admin_port = 0
@@ -129,23 +118,19 @@ class Service:
         self.admin_port = int(self._admin.addresses[0][1])
         log.info("listening admin host=%s port=%s", HOST, self.admin_port)
 
-    def reload(self, config: RouterConfig, keys: Keys) -> None:
+    def reload(self, given: Reading) -> None:
         """Take a new configuration up. Requests under way keep what they have begun with.
 
         Raises SpecError: the certificate cannot be used; nothing was changed then.
         """
-        later: dict[str, Any] = {name: getattr(self.config, name) for name in AT_START}
-        connect_s = self.config.deadlines.connect_s
-        later["deadlines"] = config.deadlines.model_copy(update={"connect_s": connect_s})
-        if (config.tls_cert_file is None) != (self._tls is None):
-            later |= {name: getattr(self.config, name) for name in TLS_FILES}
-        kept = config.model_copy(update=later)
+        wanted = given.config
+        kept = wanted.keep_from_start(self.config)
         if self._tls and kept.tls_cert_file and kept.tls_key_file:
             certificates.load(self._tls, kept.tls_cert_file, kept.tls_key_file)
-        waiting = [name for name in later if getattr(config, name) != later[name]]
-        if waiting:
+        was, now = kept.at_start(), wanted.at_start()
+        if waiting := [name for name in was if was[name] != now[name]]:
             log.warning("changed at the next start only: %s", ", ".join(waiting))
-        self.config, self.keys = kept, keys
+        self.config, self.keys, self.digest = kept, given.keys, given.digest
         self.table.reload(kept)
         self._supervisor.sync()
         self.metrics.reloads.labels("done").inc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -14,11 +13,12 @@ from kvdeploy import __version__
 from kvdeploy.adapters import http
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.store import write_text
-from kvdeploy.errors import FleetError
+from kvdeploy.errors import FleetError, SpecError
 from kvdeploy.model.catalog import ENGINE_PORT_BASE, SIDE_CHANNEL_PORT_BASE
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.planning import launch
 from kvdeploy.polling import wait_for
+from kvdeploy.router import reading
 from kvdeploy.stages.asking import ask_ready, pairs_ready
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvdeploy.planning.launch import EnginePlace
     from kvdeploy.stages.base import Results, Step
 
+RELOAD_TIMEOUT_S: Final = 10.0
 PAIRS_TIMEOUT_S: Final = 120.0
 """For the router to warm every pair once the engines are healthy: a handshake takes 0.1-10 s."""
 
@@ -73,17 +74,19 @@ class LocalFleetStage:
             seen = self._processes.observe(spec.name)
             if not self._processes.runs(spec) or seen.phase != "ready":
                 return False
-        return pairs_ready(fleet)
+        return self._is_told(fleet) and pairs_ready(fleet)
 
     def apply(self, results: Results, step: Step) -> Mapping[str, Any]:
         plan = self._plan(results)
         started: list[str] = []
         try:
             wanted = (*plan.engines, plan.router)
+            write_text(self._config_path, plan.router_config.model_dump_json(indent=2) + "\n")
+            if self._processes.runs(plan.router):
+                self._tell_router(plan, step)  # before engines go that it may still use
             for stray in sorted(set(self._processes.names()) - {s.name for s in wanted}):
                 step.update(f"stopping {stray}, which is no longer asked for")
                 self._processes.forget(stray)
-            write_text(self._config_path, plan.router_config.model_dump_json(indent=2) + "\n")
             for spec in wanted:
                 if self._processes.observe(spec.name).frozen:
                     step.update(f"thawing {spec.name}")  # a smoke was killed in its control
@@ -93,6 +96,7 @@ class LocalFleetStage:
                     started.append(spec.name)
                     self._processes.start(spec)
             self._wait_ready(wanted, step)
+            self._tell_router(plan, step)
             self._wait_pairs(plan, step)
         except BaseException:
             # Nothing half-started is left; what ran before this run still runs.
@@ -119,14 +123,12 @@ class LocalFleetStage:
             api_key_file=self._find(keys) if keys else None,
             tls=(self._find(tls[0]), self._find(tls[1])) if tls else None,
         )
-        # Another kvdeploy is another router, too, although it is started in the same way.
-        text = f"{__version__} {config.model_dump_json()}"
         pythonpath = os.environ.get("PYTHONPATH")
         router = launch.build_router(
             config,
             python=sys.executable,
             config_path=str(self._config_path),
-            digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+            version=__version__,
             env={"PYTHONPATH": pythonpath} if pythonpath else {},
         )
         return FleetOutputs(
@@ -202,6 +204,30 @@ class LocalFleetStage:
         if wait_for(look, timeout_s=timeout_s, interval_s=0.3) is None:
             late = next(s.name for s in specs if self._processes.observe(s.name).phase != "ready")
             raise self._sick(late, self._processes.observe(late))
+
+    def _is_told(self, fleet: FleetOutputs) -> bool:
+        """Whether the router has read its files as they are now."""
+        try:
+            wanted = reading.read(self._config_path).digest
+        except SpecError:
+            return False  # it cannot have read them; its log says what is wrong
+        seen = http.get(f"{fleet.url}/health", timeout_s=5, trust=fleet.trust)
+        return isinstance(seen.body, dict) and seen.body.get("configuration") == wanted
+
+    def _tell_router(self, fleet: FleetOutputs, step: Step) -> None:
+        """Have a router that runs read its files again: no request is dropped for that."""
+        if self._processes.observe(launch.ROUTER).phase != "ready" or self._is_told(fleet):
+            return
+        step.update("the router reads its configuration again")
+        self._processes.hang_up(launch.ROUTER)
+        told = wait_for(lambda: True if self._is_told(fleet) else None, timeout_s=RELOAD_TIMEOUT_S)
+        if told is None:
+            log = self._processes.log(launch.ROUTER)
+            msg = (
+                f"the router did not take its configuration up within {RELOAD_TIMEOUT_S:.0f} s\n"
+                f"last lines of {log}:\n{tail(log)}"
+            )
+            raise FleetError(msg, hint="'kvdeploy down', then 'kvdeploy up' starts anew.", log=log)
 
     def _wait_pairs(self, fleet: FleetOutputs, step: Step) -> None:
         """The router has pushed once over every pair."""

@@ -118,7 +118,7 @@ def test_changed_fields_are_shown_with_what_they_do(
         "field now wanted does",
         "fleet.prefill.count 1 2 restart engines",
         "fleet.decode.count 2 1 restart engines",
-        "router.policy least-loaded round-robin restart router",
+        "router.policy least-loaded round-robin reload",
         "start: prefill-1",
         "stop: decode-1",
     ]

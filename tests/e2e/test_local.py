@@ -28,6 +28,7 @@ from kvdeploy.adapters.http import Answer, post
 from kvdeploy.adapters.local import machine
 from kvdeploy.adapters.metrics import fetch_counters
 from kvdeploy.polling import wait_for
+from tests.certificates import write_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +144,49 @@ def test_a_second_up_finds_nothing_to_do(cluster: Cluster) -> None:
     ran = cluster.up()
     assert (ran.code, ran.document["done"]) == (0, [])
     assert time.monotonic() - started < 15
+
+
+def test_streams_go_on_through_an_up_that_changes_what_the_router_reads_again(
+    cluster: Cluster,
+) -> None:
+    """There is a stream under way all the time, and the router is the same process after it."""
+    client, router = cluster.client(), cluster.process("router")["pid"]
+    expected = cluster.reference("Once", max_tokens=400)
+    changed = threading.Event()
+
+    def ask() -> list[str]:
+        answers = []
+        while not changed.is_set():
+            parts = client.completions.create(
+                model="tiny", prompt="Once", max_tokens=400, temperature=0, stream=True
+            )
+            answers.append("".join(p.choices[0].text for p in parts if p.choices))
+        return answers
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask) for _ in range(2)]
+        try:
+            ran = cluster.up("--set", "router.deadlines.inter_token_s=50")
+        finally:
+            changed.set()
+        answers = [answer for one in asked for answer in one.result()]
+    assert ran.code == 0, ran.err
+    assert {*answers} == {expected}
+    assert cluster.process("router")["pid"] == router
+    with urllib.request.urlopen(f"{cluster.url}/metrics") as page:
+        assert 'kvdeploy_router_reloads_total{outcome="done"} 1.0' in page.read().decode()
+
+
+def test_a_router_of_two_workers_with_a_certificate_is_proven_like_any(cluster: Cluster) -> None:
+    cert, key = write_certificate(cluster.root)
+    sets = (f"router.tls_cert_file={cert}", f"router.tls_key_file={key}", "router.workers=2")
+    ran = cluster.up(*(word for value in sets for word in ("--set", value)))
+    assert ran.code == 0, ran.err
+    assert ran.document["url"] == f"https://127.0.0.1:{cluster.port}"
+    assert cluster.status()["whole"]
+    smoked = cluster.run("smoke", "--json", timeout_s=300)
+    assert smoked.code == 0, smoked.err
+    assert cluster.up().code == 0
 
 
 def test_the_openai_client_gets_the_tokens_of_an_aggregated_engine(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ import pytest
 from kvdeploy.model.routing import RouterConfig
 from kvdeploy.router.auth import read_keys
 from kvdeploy.router.errors import CODES
+from kvdeploy.router.reading import Reading
 from kvdeploy.router.service import Service
 from tests.router.scripted import Fabric, ScriptedEngine
 
@@ -30,7 +31,9 @@ class Fleet:
         self.fabric = fabric
         self.engines = {engine.name: engine for engine in engines}
         self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
-        self.service = Service(config, read_keys(config.api_key_file))
+        self.service = Service(
+            Reading(config=config, keys=read_keys(config.api_key_file), tls=None)
+        )
         self.url = ""
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdeploy.router.auth import Keys, read_keys
+from kvdeploy.router.reading import Reading
 from tests.router.harness import PROMPT, Fleet, run_fleet
 from tests.router.scripted import CHUNKS, ScriptedEngine
 from tests.router.test_process import read_until, run_router, write_config
@@ -23,7 +24,7 @@ def reload(fleet: Fleet, *names: str, **changes: Any) -> None:
     """To a fleet of these engines."""
     engines = tuple(fleet.engines[name].describe() for name in names)
     config = fleet.service.config.model_copy(update={"engines": engines, **changes})
-    fleet.service.reload(config, Keys([]))
+    fleet.service.reload(Reading(config=config, keys=Keys([]), tls=None))
 
 
 async def test_an_engine_that_is_taken_out_finishes_its_stream_and_gets_no_more() -> None:
@@ -121,7 +122,7 @@ async def test_deadlines_keys_and_caps_change_and_the_port_does_not(
                 ),
             }
         )
-        fleet.service.reload(changed, read_keys(str(keys)))
+        fleet.service.reload(Reading(config=changed, keys=read_keys(str(keys)), tls=None))
         assert (await fleet.post())[0] == 401
         fleet.prefill.gate.clear()
         status, answer, _ = await fleet.post(headers={"Authorization": "Bearer new"})
@@ -129,7 +130,7 @@ async def test_deadlines_keys_and_caps_change_and_the_port_does_not(
         assert fleet.service.config.port == config.port
 
     assert (status, answer["error"]["code"]) == (504, "prefill_deadline")
-    assert "changed at the next start only: port, deadlines" in caplog.text
+    assert "changed at the next start only: port, deadlines.connect_s" in caplog.text
 
 
 @pytest.mark.real_process

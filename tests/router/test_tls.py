@@ -13,6 +13,7 @@ import pytest
 
 from kvdeploy.adapters import http
 from kvdeploy.errors import SpecError
+from kvdeploy.router.reading import Reading
 from kvdeploy.router.tls import find_expiry, read_tls
 from tests.certificates import write_certificate
 from tests.router.harness import PROMPT, run_fleet
@@ -99,10 +100,11 @@ async def test_tls_comes_and_goes_with_a_restart_only(
     async with run_fleet() as fleet:
         service = fleet.service
         changes = {"tls_cert_file": cert, "tls_key_file": key}
-        service.reload(service.config.model_copy(update=changes), service.keys)
+        config = service.config.model_copy(update=changes)
+        service.reload(Reading(config=config, keys=service.keys, tls=read_tls(cert, key)))
         assert service.config.tls_cert_file is None
         assert (await fleet.post())[0] == 200
-    assert "changed at the next start only: tls_cert_file, tls_key_file" in caplog.text
+    assert "changed at the next start only: tls" in caplog.text
 
 
 def test_a_certificate_is_held_to_its_key_and_says_when_it_ends(tmp_path: Path) -> None:

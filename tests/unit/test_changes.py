@@ -31,7 +31,7 @@ def test_the_same_file_changes_nothing() -> None:
         (
             {"router": {"deadlines": {"total_s": 30}}},
             FieldChange(
-                path="router.deadlines.total_s", was="600.0", wanted="30.0", does=Change.ROUTER
+                path="router.deadlines.total_s", was="600.0", wanted="30.0", does=Change.RELOAD
             ),
         ),
         (

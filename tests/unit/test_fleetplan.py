@@ -218,8 +218,9 @@ def test_the_routers_process_runs_from_its_package_and_changes_with_code_or_sett
         *("--config", "/etc/kvdeploy/router.json"),
     )
     assert found.env["PYTHONPATH"] == "/opt/kvdeploy/packages/kvdeploy-abc123.zip"
-    other = plan(cluster(router={"policy": "round-robin"})).router
+    other = plan(cluster(router={"workers": 2})).router
     assert other.env["KVDEPLOY_CONFIG"] != found.env["KVDEPLOY_CONFIG"]
+    assert plan(cluster(router={"policy": "round-robin"})).router == found, "it is told of that"
 
 
 @pytest.mark.parametrize(

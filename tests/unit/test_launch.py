@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from kvdeploy.adapters.local.supervisor import digest_of
+from kvdeploy.model.base import Change
 from kvdeploy.model.catalog import CPU_KV_CACHE_GIB
 from kvdeploy.model.launch import GENERATION, LaunchSpec, Readiness
 from kvdeploy.model.outputs import Device, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.routing import Deadlines, Engine, RouterConfig
+from kvdeploy.model.schema import all_keys
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.launch import (
     EnginePlace,
@@ -467,13 +469,14 @@ def test_a_warm_up_fits_into_a_short_model() -> None:
 def test_the_routers_process() -> None:
     config = router_config(cluster(router={"port": 9000}))
     built = build_router(
-        config, python="/tool/python", config_path="/c/router.json", digest="d1", env={"A": "b"}
+        config, python="/tool/python", config_path="/c/router.json", version="v1", env={"A": "b"}
     )
+    digest = built.env["KVDEPLOY_CONFIG"]
     assert built == LaunchSpec(
         name="router",
         role="router",
         argv=("/tool/python", "-m", "kvdeploy.router", "--config", "/c/router.json"),
-        env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "KVDEPLOY_CONFIG": "d1", "A": "b"},
+        env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "KVDEPLOY_CONFIG": digest, "A": "b"},
         ports=(9000,),
         host="127.0.0.1",
         ready=Readiness(url="http://127.0.0.1:9000/health", timeout_s=60.0),
@@ -481,15 +484,58 @@ def test_the_routers_process() -> None:
     )
 
 
-def test_another_configuration_makes_another_process_of_the_router() -> None:
+def test_another_version_is_another_process_of_the_router() -> None:
     config = router_config(cluster())
-    built = [
-        build_router(config, python="p", config_path="/c", digest=digest, env={})
-        for digest in ("d1", "d1", "d2")
-    ]
-    digests = [digest_of(b) for b in built]
-    assert digests[0] == digests[1]
-    assert digests[0] != digests[2]
+    one, same, other = (
+        digest_of(build_router(config, python="p", config_path="/c", version=version, env={}))
+        for version in ("v1", "v1", "v2")
+    )
+    assert one == same
+    assert one != other
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "host": "127.0.0.2",
+    "policy": "round-robin",
+    "mode": "aggregated",
+    "api_key_file": "keys",
+    "tls_cert_file": "router.crt",
+    "tls_key_file": "router.key",
+}
+ROUTER_KEYS = [
+    key.path[1:] for key in all_keys() if key.section is None and key.path[0] == "router"
+]
+
+
+@pytest.mark.parametrize("path", ROUTER_KEYS, ids=".".join)
+def test_a_field_of_the_router_does_what_it_says_when_it_is_changed(path: tuple[str, ...]) -> None:
+    """Reload: the same process reads it again. Restart: it is another process."""
+    key = next(key for key in all_keys() if key.path == ("router", *path))
+    before: Any = cluster().router
+    for part in path:
+        before = getattr(before, part)
+    value = OTHER_VALUES.get(path[-1], not before if isinstance(before, bool) else None)
+    if value is None:
+        value = 2 if before is None else before / 2 if isinstance(before, float) else before + 1
+    changes: dict[str, Any] = {path[-1]: value}
+    if path[-1].startswith("tls_"):
+        changes = {"tls_cert_file": "router.crt", "tls_key_file": "router.key"}
+    elif len(path) > 1:
+        changes = {path[0]: changes}
+    was, now = (process_of_router(cluster(router=router)) for router in ({}, changes))
+    assert was[1] != now[1], "the router is not told of it"
+    assert (was[0] != now[0]) == (key.change is Change.ROUTER)
+    assert key.change in {Change.ROUTER, Change.RELOAD}
+
+
+def process_of_router(spec: ClusterSpec) -> tuple[str, RouterConfig]:
+    """Its process, and what it is told."""
+    keys = spec.router.api_key_file
+    config = build_router_config(
+        spec, [engine(spec)], MODEL, api_key_file=keys, tls=spec.router.tls_files
+    )
+    process = build_router(config, python="p", config_path="/c", version="v", env={})
+    return digest_of(process), config
 
 
 @pytest.mark.parametrize(

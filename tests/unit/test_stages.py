@@ -18,6 +18,7 @@ from kvdeploy.errors import CheckError, FleetError
 from kvdeploy.model.launch import LaunchSpec, ProcessState, Readiness
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.spec import ClusterSpec
+from kvdeploy.router import reading
 from kvdeploy.router.tls import read_tls
 from kvdeploy.stages.asking import Asker
 from kvdeploy.stages.fleet import LocalFleetStage, tail
@@ -345,6 +346,8 @@ class FakeProcesses:
     frozen: set[str] = field(default_factory=set)
     starts: int = 0
     generations: dict[str, str] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    """The digest of what the router has read of its files."""
 
     def names(self) -> list[str]:
         return sorted(self.specs)
@@ -383,6 +386,14 @@ class FakeProcesses:
             frozen=name in self.frozen,
         )
 
+    def hang_up(self, name: str) -> None:
+        self.done.append(f"hang up {name}")
+        self._read_files(self.specs[name])
+
+    def _read_files(self, spec: LaunchSpec) -> None:
+        if spec.role == "router":
+            self.read["digest"] = reading.read(Path(spec.argv[-1])).digest
+
     def resume(self, name: str) -> None:
         self.done.append(f"resume {name}")
         self.frozen.discard(name)
@@ -393,6 +404,7 @@ class FakeProcesses:
         self.specs[spec.name] = spec
         self.phases[spec.name] = self.ends.get(spec.name, "ready")
         self.generations[spec.name] = f"g{self.starts}"
+        self._read_files(spec)
         write_text(self.log(spec.name), self.logs.get(spec.name, ""))
 
     def stop(self, name: str) -> None:
@@ -405,18 +417,22 @@ class FakeProcesses:
 
 
 class Router:
-    """Answers /ready as a router does, on a port of its own."""
+    """Answers /ready and /health as a router does, on a port of its own."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.document = 200, {"pairs": {"prefill-0/decode-0": "ready"}}
+        self.read: Mapping[str, str] = {}
+        """Digests of what it has read."""
         router = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 known = self.path == "/ready?complete=1"
-                self.send_response(router.status if known else 404)
+                is_health = self.path == "/health"
+                self.send_response(router.status if known else 200 if is_health else 404)
                 self.end_headers()
-                self.wfile.write(json.dumps(router.document).encode())
+                health = {"configuration": router.read.get("digest")}
+                self.wfile.write(json.dumps(health if is_health else router.document).encode())
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -455,6 +471,9 @@ class Stand:
     router: Router
     root: Path
     line: Line = field(default_factory=Line)
+
+    def __post_init__(self) -> None:
+        self.router.read = self.processes.read
 
     def stage(self, **top: Any) -> LocalFleetStage:
         routing = {"port": self.router.port, **top.pop("router", {})}
@@ -516,17 +535,75 @@ def test_what_a_killed_smoke_left_frozen_is_thawed_and_not_started_again(stand: 
 
 
 @real
-def test_a_change_of_the_router_leaves_the_engines_alone(stand: Stand) -> None:
+def test_a_change_that_the_router_takes_up_at_its_start_restarts_it_alone(stand: Stand) -> None:
     stand.up()
-    stand.up(router={"policy": "round-robin"})
+    stand.up(router={"max_body_mib": 1})
     assert stand.processes.done == ["start router"]
+
+
+@real
+def test_any_other_change_of_the_router_is_read_by_the_one_that_runs(stand: Stand) -> None:
+    stand.up()
+    changed = stand.up(router={"policy": "round-robin"})
+    assert stand.processes.done == ["hang up router"]
+    assert stand.stage(router={"policy": "round-robin"}).holds(changed.model_dump())
+
+
+@real
+def test_keys_that_changed_are_read_by_the_router_that_runs(stand: Stand) -> None:
+    (stand.root / "keys").write_text("one\n")
+    fleet = stand.up(router={"api_key_file": "keys"}).model_dump()
+    stage = stand.stage(router={"api_key_file": "keys"})
+    assert stage.holds(fleet)
+    (stand.root / "keys").write_text("two\n")
+    assert not stage.holds(fleet)
+    stand.up(router={"api_key_file": "keys"})
+    assert stand.processes.done == ["hang up router"]
+    (stand.root / "keys").unlink()
+    assert not stage.holds(fleet)
+
+
+@real
+def test_the_router_is_told_before_an_engine_goes_that_it_may_still_use(stand: Stand) -> None:
+    stand.up(fleet={"decode": {"count": 2}})
+    stand.up()
+    assert stand.processes.done == ["hang up router", "forget decode-1"]
+
+
+@real
+def test_a_router_that_was_on_its_way_is_told_once_it_is_ready(stand: Stand) -> None:
+    stand.up()
+    stand.processes.phases["router"] = "starting"
+    ready = threading.Timer(0.2, stand.processes.phases.update, [{"router": "ready"}])
+    ready.start()
+    stand.up(router={"policy": "round-robin"})
+    ready.join()
+    assert stand.processes.done == ["hang up router"]
+
+
+@real
+def test_a_router_that_does_not_read_its_configuration_is_told_with_its_log(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.up()
+    monkeypatch.setattr("kvdeploy.stages.fleet.RELOAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(stand.processes, "hang_up", lambda _: None)
+    log = stand.processes.log("router")
+    write_text(log, "not reloaded: of some reason\n")
+    with pytest.raises(FleetError) as caught:
+        stand.up(router={"policy": "round-robin"})
+    assert caught.value.message == (
+        "the router did not take its configuration up within 0 s\n"
+        f"last lines of {log}:\nnot reloaded: of some reason"
+    )
+    assert stand.processes.done == [], "it still serves as before"
 
 
 @real
 def test_what_is_no_longer_asked_for_is_stopped_and_forgotten(stand: Stand) -> None:
     stand.up(fleet={"decode": {"count": 2}})
     stand.up()
-    assert stand.processes.done[0] == "forget decode-1"
+    assert "forget decode-1" in stand.processes.done
     assert "decode-1" not in stand.processes.names()
     assert "stopping decode-1, which is no longer asked for" in stand.line.said
 
@@ -576,7 +653,7 @@ def test_a_failure_stops_what_was_started_and_only_that(stand: Stand) -> None:
     started = [d for d in stand.processes.done if d.startswith("start ")]
     assert {d.split()[1] for d in stopped} == {d.split()[1] for d in started}
     assert "decode-1" in {d.split()[1] for d in stopped}
-    assert "router" in {d.split()[1] for d in stopped}  # it was told of another fleet
+    assert "hang up router" in stand.processes.done, "it serves on, and does without decode-1"
 
 
 @real
@@ -690,6 +767,7 @@ def test_a_fleet_depends_on_what_its_processes_are_made_of(
 
 @real
 def test_keys_are_found_beside_the_cluster_file(stand: Stand) -> None:
+    (stand.root / "keys").write_text("one\n")
     assert stand.up(router={"api_key_file": "keys"}).router_config.api_key_file == str(
         stand.root / "keys"
     )

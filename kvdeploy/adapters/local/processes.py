@@ -148,6 +148,12 @@ class Processes:
         self.stop(name)
         shutil.rmtree(self.dir / name, ignore_errors=True)
 
+    def hang_up(self, name: str) -> None:
+        """Tell the process, once it is ready, to read its configuration again."""
+        seen = self.observe(name)
+        if seen.phase == "ready" and seen.state is not None and seen.state.pid is not None:
+            _signal(seen.state.pid, signal.SIGHUP)
+
     def pause(self, name: str) -> None:
         """Freeze every process of `name` (not its supervisor), until `resume`."""
         for pid in self.observe(name).pids:
