@@ -56,7 +56,7 @@ class Admission:
         """
         if not self._waiting and (route := self._choose(job, allows)):
             return route
-        if not self._chooser.is_open(allows):
+        if not self._chooser.is_open(job, allows):
             return None
         config = self._table.config
         if len(self._waiting) >= config.queue_size:
@@ -84,7 +84,7 @@ class Admission:
             woken.clear()
             if route := self._choose(job, allows):
                 return route
-            if not self._chooser.is_open(allows):
+            if not self._chooser.is_open(job, allows):
                 return None
 
     def _choose(self, job: Job, allows: Allows) -> Route | None:

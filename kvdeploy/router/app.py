@@ -61,7 +61,9 @@ class Routes:
         pairs = self._service.table.states()
         ours = bool(pairs) and set(pairs.values()) == {"ready"}
         complete = ours and self._service.is_complete()
-        usable = "ready" in pairs.values() and not self._service.draining
+        is_alone = self._service.config.usual_mode == "aggregated"
+        served = self._service.table.open_decodes if is_alone else "ready" in pairs.values()
+        usable = bool(served) and not self._service.draining
         wanted = usable and complete if request.query.get("complete") == "1" else usable
         explained = {name: pair.explain() for name, pair in self._service.table.pairs.items()}
         reasons = {name: why for name, why in explained.items() if why}

@@ -89,7 +89,7 @@ class Attempts:
                 until = started + job.total_s
                 route = await self._admission.enter(job, shunned.allows, until=until)
             else:
-                route = self._find(pinned)
+                route = self._find(pinned, job)
             if route is None:
                 self._count(trail, served=False)
                 raise failure or errors.no_pair(self._table.states())
@@ -115,10 +115,10 @@ class Attempts:
                 self._count(trail, served=True)
                 return answer
 
-    def _find(self, pinned: str) -> Route:
+    def _find(self, pinned: str, job: Job) -> Route:
         """Whatever its load: who names a pair wants that one. Raises ApiError."""
         pair = self._table.pairs[pinned]
-        if pair.state != "ready":
+        if pair.state != "ready" and (job.needs_prefill or pair.decode.condition != "up"):
             raise errors.pair_not_ready(pinned, pair.state, pair.explain())
         return self._table.build_route(pair)
 

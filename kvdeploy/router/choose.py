@@ -7,6 +7,7 @@ engines and for a hundred; never waits.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvdeploy.router import policy
@@ -36,8 +37,13 @@ class Chooser:
         self._turn = 0
 
     def choose(self, job: Job, allows: Allows) -> Route | None:
-        """The best ready pair that is allowed, or None."""
+        """The best ready pair that is allowed, or None; for decode alone, any that is up."""
         turn, self._turn = self._turn, self._turn + 1
+        if not job.needs_prefill:
+            route = self._find_alone(job, turn, allows)
+            if route is not None:
+                self._note(job, route)
+            return route
         prefills = self._table.open_prefills
         # Each round through the prefills begins with another decode: every pair has its turn.
         decode_turn = sum(divmod(turn, max(1, len(prefills))))
@@ -49,8 +55,10 @@ class Chooser:
             self._note(job, route)
         return route
 
-    def is_open(self, allows: Allows) -> bool:
-        """Whether an allowed pair is ready, however busy."""
+    def is_open(self, job: Job, allows: Allows) -> bool:
+        """Whether what the job may be sent to is ready, however busy."""
+        if not job.needs_prefill:
+            return any(allows(self._partner(d), d) for d in self._table.open_decodes)
         return any(
             allows(prefill, decode)
             for prefill in self._table.open_prefills
@@ -62,14 +70,36 @@ class Chooser:
     ) -> Route | None:
         for prefill in self._sort(prefills, job):
             partners = self._table.partners(prefill)
-            few = self._look(partners, "decode", turn, job)
-            for decodes in (few, partners) if len(few) < len(partners) else (few,):
-                allowed = [decode for decode in decodes if allows(prefill, decode)]
-                if allowed:
-                    decode = self._sort(allowed, job)[0]
-                    return Route(
-                        prefill, decode, self._pick_rank(prefill, job), self._pick_rank(decode, job)
-                    )
+            decode = self._find_decode(job, partners, turn, partial(allows, prefill))
+            if decode is not None:
+                return Route(
+                    prefill, decode, self._pick_rank(prefill, job), self._pick_rank(decode, job)
+                )
+        return None
+
+    def _find_alone(self, job: Job, turn: int, allows: Allows) -> Route | None:
+        decode = self._find_decode(
+            job, self._table.open_decodes, turn, lambda d: allows(self._partner(d), d)
+        )
+        if decode is None:
+            return None
+        return Route(self._partner(decode), decode, None, self._pick_rank(decode, job))
+
+    def _partner(self, decode: EngineState) -> EngineState:
+        """The prefill that stands in a route beside a decode that serves alone, always the same."""
+        return self._table.by_decode(decode)[0].prefill
+
+    def _find_decode(
+        self,
+        job: Job,
+        decodes: Sequence[EngineState],
+        turn: int,
+        allows: Callable[[EngineState], bool],
+    ) -> EngineState | None:
+        few = self._look(decodes, "decode", turn, job)
+        for some in (few, decodes) if len(few) < len(decodes) else (few,):
+            if allowed := [decode for decode in some if allows(decode)]:
+                return self._sort(allowed, job)[0]
         return None
 
     def _look(

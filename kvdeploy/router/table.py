@@ -42,6 +42,7 @@ class Table:
         self._metrics = metrics
         self._of: dict[str, list[Pair]] = {}
         self._open: list[EngineState] = []
+        self._open_decodes: list[EngineState] = []
         self._partners: dict[str, list[EngineState]] = {}
         self.reload(config)
 
@@ -81,6 +82,11 @@ class Table:
     def open_prefills(self) -> list[EngineState]:
         """Prefills with a ready pair."""
         return self._open
+
+    @property
+    def open_decodes(self) -> list[EngineState]:
+        """Decodes that are up, whether or not a prefill is warm for them."""
+        return self._open_decodes
 
     def partners(self, prefill: EngineState) -> list[EngineState]:
         """Decodes that are ready for the prefill."""
@@ -268,6 +274,13 @@ class Table:
             for condition in CONDITIONS:
                 state = self._metrics.engine_state.labels(one.name, condition)
                 state.set(one.condition == condition)
+        decodes = [e for e in self.engines.values() if e.engine.role == "decode"]
+        opened, self._open_decodes = (
+            self._open_decodes,
+            [decode for decode in decodes if decode.condition == "up"],
+        )
+        if opened != self._open_decodes:
+            self.on_change()
         for pair in self.pairs.values() if engine is None else self._of[engine.name]:
             self.show(pair)
 

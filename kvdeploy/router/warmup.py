@@ -1,7 +1,8 @@
 """Take every pair through one real request before a client's request may use it.
 
 Owns the warm-up request, the order (one pair after another for each decode: an engine has one
-handshake thread) and the pause after a failure. Judges by the answer, not by its status alone.
+handshake thread, but none waits long for one that hangs) and the pause after a failure. Judges by
+the answer, not by its status alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_PAUSE_S = 30.0
 LIMIT_S = 60.0
 """For one warm-up request: a handshake between busy engines was seen to take 34 s."""
+PATIENCE_S = 2.0
+"""After which a warm-up goes on beside the next."""
 _VARIED = 4
 """Leading tokens that differ each time, so that no prefix cache answers in the pair's place."""
 
@@ -60,16 +63,26 @@ class Warmer:
     async def keep_warm(self, decode: EngineState) -> None:
         """For ever: warm what is up and cold, then sleep until something changes."""
         interval_s = self._table.config.health_interval_s
-        while True:
-            decode.wake.clear()
-            for pair in self._table.by_decode(decode):
-                if pair.up and pair.state != "ready" and pair.retry_at <= _now():
-                    await self.warm(pair)
-            try:
-                async with asyncio.timeout(interval_s):
-                    await decode.wake.wait()
-            except TimeoutError:
-                continue
+        under_way: dict[Pair, asyncio.Task[None]] = {}
+        try:
+            while True:
+                decode.wake.clear()
+                for pair in [pair for pair, task in under_way.items() if task.done()]:
+                    under_way.pop(pair).result()
+                # Who has failed comes last: it may well hang again.
+                for pair in sorted(self._table.by_decode(decode), key=lambda p: p.failures):
+                    is_due = pair.up and pair.state != "ready" and pair.retry_at <= _now()
+                    if is_due and pair not in under_way:
+                        under_way[pair] = asyncio.create_task(self.warm(pair))
+                        await asyncio.wait({under_way[pair]}, timeout=PATIENCE_S)
+                try:
+                    async with asyncio.timeout(interval_s):
+                        await decode.wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for task in under_way.values():
+                task.cancel()
 
     async def warm(self, pair: Pair) -> None:
         epochs = pair.epochs

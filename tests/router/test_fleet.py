@@ -57,6 +57,23 @@ async def test_the_warm_up_has_the_configured_length_and_never_the_same_prompt()
     assert all(0 < token < 250 for prompt in prompts for token in prompt)
 
 
+async def test_a_prefill_that_hangs_in_its_warm_up_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvdeploy.router.warmup.PATIENCE_S", 0.1)
+    async with run_fleet(3, 1, warm=False) as fleet:
+        fleet.prefill.gate.clear()
+        states = fleet.service.table.states
+        wanted = {"prefill-0/decode-0": "warming", "prefill-1/decode-0": "ready",
+                  "prefill-2/decode-0": "ready"}  # fmt: skip
+        await fleet.until(lambda: states() == wanted, "the others are ready")
+        tried = len(fleet.prefill.seen)
+        await asyncio.sleep(0.2)
+        assert len(fleet.prefill.seen) == tried, "it is not tried again beside itself"
+        fleet.prefill.gate.set()
+        await fleet.until_ready()
+
+
 async def test_one_usable_pair_is_ready_but_not_complete() -> None:
     async with run_fleet(1, 2, warm=False) as fleet:
         fleet.engines["decode-1"].fail = 500

@@ -81,6 +81,42 @@ async def test_a_mode_header_is_refused_where_it_is_not_allowed() -> None:
     assert answer["error"]["message"] == "`X-Kvdeploy-Mode` is switched off in this service."
 
 
+async def test_decode_alone_serves_while_no_prefill_is_up() -> None:
+    async with run_fleet(
+        2, 2, dispatch="aggregated", mode_header=True, decode_at_once=1, eject_after=1
+    ) as fleet:
+        await fleet.prefill.stop()
+        await fleet.engines["prefill-1"].stop()
+        pairs = fleet.service.table.pairs.values()
+        await fleet.until(lambda: {p.state for p in pairs} == {"down"}, "no pair is left")
+        assert (await fleet.get("/ready"))[1]["ready"] is True
+        assert (await fleet.get("/ready?complete=1"))[0] == 503
+        answers = [await fleet.post() for _ in range(4)]
+        assert {answer[1]["by"] for answer in answers} == {"decode-0", "decode-1"}
+        pinned = {"X-Kvdeploy-Pair": "prefill-1/decode-1"}
+        assert (await fleet.post(headers=pinned))[1]["by"] == "decode-1"
+        status, answer, _ = await fleet.post(headers={"X-Kvdeploy-Mode": "push"})
+        assert (status, answer["error"]["code"]) == (503, "no_pair_ready")
+
+        table = fleet.service.table
+        for decode in table.open_decodes:
+            decode.requests += 1
+        waiting = asyncio.create_task(fleet.post())
+        await fleet.until(lambda: fleet.service.attempts.queued == 1, "it waits for room")
+        for decode in table.open_decodes:
+            decode.requests -= 1
+        table.on_change()
+        assert (await waiting)[0] == 200
+
+        fleet.decode.fail = 500
+        assert {(await fleet.post())[1]["by"] for _ in range(3)} == {"decode-1"}
+        await fleet.decode.stop()
+        await fleet.engines["decode-1"].stop()
+        await fleet.until(lambda: not table.open_decodes, "no decode is left")
+        assert (await fleet.get("/ready"))[0] == 503
+        assert (await fleet.post())[0] == 503
+
+
 @pytest.mark.parametrize(("letters", "seen"), [(39, "alone"), (40, "at once")])
 async def test_prompts_below_a_length_go_to_decode_alone(letters: int, seen: str) -> None:
     async with run_fleet(aggregate_below_tokens=10) as fleet:
