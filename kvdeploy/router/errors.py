@@ -29,6 +29,7 @@ CODES = (
     "first_token_deadline",
     "inter_token_deadline",
     "invalid_api_key",
+    "malformed",
     "model_not_found",
     "no_pair_ready",
     "no_such_route",
@@ -241,3 +242,9 @@ Deadline = Literal[
 
 def deadline(message: str, *, code: Deadline, engine: str = "") -> EngineFailureError:
     return EngineFailureError(504, code, message, engine=engine)
+
+
+def malformed(why: str) -> ApiError:
+    """Of bytes that are no request: the parser's first line says why."""
+    told = why.strip().splitlines()
+    return ApiError(400, "malformed", f"This is not HTTP: {told[0] if told else 'unreadable'}")

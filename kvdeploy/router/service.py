@@ -5,7 +5,9 @@ Owns what is alive between start and stop, and what a new configuration changes 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -20,6 +22,7 @@ from kvdeploy.router.dispatch import Dispatcher
 from kvdeploy.router.flight import Wires
 from kvdeploy.router.health import Supervisor
 from kvdeploy.router.metrics import Metrics
+from kvdeploy.router.protocol import Protocol
 from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
@@ -33,8 +36,6 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0
 LEGS_S = 5.0
-LINGER_S = 2.0
-"""For the rest of a body that was refused, before its connection is closed."""
 
 
 def _no_file() -> str:
@@ -65,10 +66,9 @@ class Service:
         self._runner = web.AppRunner(
             build_app(self),
             handler_cancellation=True,
-            access_log=None,
             shutdown_timeout=DRAIN_S,
-            lingering_time=LINGER_S,
         )
+        self._listener: asyncio.Server | None = None
         self._admin = web.AppRunner(build_admin(self), access_log=None, shutdown_timeout=0.1)
         self.reread: Callable[[], str] = _no_file
         """Reads the configuration again: what was wrong with it, or nothing."""
@@ -76,17 +76,20 @@ class Service:
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(
-            self._runner,
+        # Not a site of aiohttp's: that would make connections of its own kind.
+        loop = asyncio.get_running_loop()
+        assert self._runner.server is not None  # noqa: S101  # it was made above
+        self._listener = await loop.create_server(
+            partial(Protocol, self._runner.server, self.metrics, loop),
             self.config.host,
             self.config.port,
-            ssl_context=self._tls,
-            reuse_port=self._place is not None,
+            ssl=self._tls,
+            reuse_port=self._place is not None or None,
+            backlog=128,
         )
-        await site.start()
         await self._start_admin()
         self._supervisor.sync()
-        port: int = self._runner.addresses[0][1]
+        port: int = self._listener.sockets[0].getsockname()[1]
         log.info(
             "listening host=%s port=%s tls=%s mode=%s policy=%s engines=%s",
             self.config.host,
@@ -139,6 +142,8 @@ class Service:
     async def stop(self) -> None:
         """Finish what is in flight, within bounds."""
         self.draining = True
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
         await self._admin.cleanup()
         await self._supervisor.stop()

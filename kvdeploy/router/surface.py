@@ -69,11 +69,11 @@ def guard(service: Service) -> Middleware:
             status = response.status
         except errors.ApiError as e:
             ticket.error = e
-            response = _render(e)
+            response = render(e)
             status = e.status
         except web.HTTPException as e:
             ticket.error = _translate(request, e)
-            response = _render(ticket.error)
+            response = render(ticket.error)
             status = ticket.error.status
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -81,7 +81,7 @@ def guard(service: Service) -> Middleware:
             log.exception("bug request_id=%s", ticket.request_id)
             message = "The router failed; its log says why under this request's id."
             ticket.error = errors.ApiError(500, "router_bug", message, kind="internal_error")
-            response = _render(ticket.error)
+            response = render(ticket.error)
             status = 500
         finally:
             _record(service, request, ticket, status)
@@ -104,7 +104,8 @@ def _translate(request: web.Request, e: web.HTTPException) -> ApiError:
     return errors.ApiError(e.status, "no_such_route", message, headers=allowed)
 
 
-def _render(e: ApiError) -> web.Response:
+def render(e: ApiError) -> web.Response:
+    """As a client gets it."""
     headers = {"Content-Type": e.content_type, **e.headers}
     return web.Response(status=e.status, body=e.render_body(), headers=headers)
 

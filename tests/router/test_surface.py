@@ -138,6 +138,35 @@ async def test_a_body_comes_as_it_is(encoding: str, status: int) -> None:
             assert response.status == status
 
 
+@pytest.mark.parametrize(("sent", "why"), [
+    (b"hello\r\n\r\n", "Invalid method encountered"),
+    (b"GET /v1/models HTTP/1.1\r\nbad header\r\n\r\n", "Invalid header token"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n", "Invalid character"),
+    (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", "Got more than 8190 bytes"),
+])  # fmt: skip
+async def test_what_is_not_http_is_refused_in_the_same_shape(sent: bytes, why: str) -> None:
+    async with run_fleet() as fleet:
+        host, _, port = fleet.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        counted = await fleet.metric('kvdeploy_router_errors_total{code="malformed"}')
+
+    assert head.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+    assert b"Content-Type: application/json" in head
+    assert b"X-Request-Id" in head
+    error = json.loads(body)["error"]
+    assert error == {
+        "message": error["message"],
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "malformed",
+    }
+    assert error["message"].startswith(f"This is not HTTP: {why}")
+    assert counted == 1
+
+
 async def test_an_unknown_route_is_refused_in_the_same_shape() -> None:
     async with run_fleet() as fleet:
         status, answer = await fleet.get("/v1/embeddings")
