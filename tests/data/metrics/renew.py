@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
-import threading
-import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,8 +12,6 @@ HERE = Path(__file__).parent
 DROPPED = re.compile(r"http_|python_|process_|[^ {]*_created[ {]")
 """Families that nothing here is asked for, and that are half of the text."""
 PROMPT = "The harbour lights went out one by one, and the keeper wrote each of them down. "
-EJECTED_S = 3.0
-"""After this the router has looked at a dead engine more than once."""
 
 
 def fetch(url: str, body: dict[str, object] | None = None) -> str:
@@ -36,24 +29,6 @@ def ask(router: str, *, unlike: str, stream: bool) -> None:
     fetch(f"{router}/v1/completions", {**body, "stream": stream})
 
 
-def lose_a_write(router: str, prefill_pid: int) -> None:
-    """Prefill dies while decode waits for it: what the router counts of that is in no other way."""
-
-    def lost() -> None:
-        try:
-            ask(router, unlike="lost", stream=False)
-        except urllib.error.HTTPError as e:
-            print(f"lost: answered {e.code}, as it should")
-
-    asking = threading.Thread(target=lost)
-    os.kill(prefill_pid, signal.SIGSTOP)
-    asking.start()
-    time.sleep(1.0)
-    os.kill(prefill_pid, signal.SIGKILL)
-    asking.join()
-    time.sleep(EJECTED_S)
-
-
 def keep(text: str) -> str:
     return "".join(
         f"{line}\n"
@@ -68,13 +43,10 @@ def main() -> None:
     words.add_argument("--router", default="http://127.0.0.1:8000")
     words.add_argument("--prefill", default="http://127.0.0.1:18100")
     words.add_argument("--decode", default="http://127.0.0.1:18101")
-    words.add_argument("--prefill-pid", type=int, help="turn 2 kills it")
     options = words.parse_args()
     for i in range(4 + 2 * options.turn):
         ask(options.router, unlike=f"{options.turn}.{i}", stream=i % 2 == 0)
-    for name in ("prefill", "decode", "router"):
-        if name == "router" and options.prefill_pid:
-            lose_a_write(options.router, options.prefill_pid)
+    for name in ("prefill", "decode"):
         text = keep(fetch(f"{getattr(options, name)}/metrics"))
         path = HERE / f"{name}-{options.turn}.prom"
         path.write_text(text)
