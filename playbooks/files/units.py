@@ -5,6 +5,7 @@ Runs on the node as root, by its own Python (3.9 or newer), with the standard li
     units.py look    < {user, needs, folder, environments, link}    what there is, what is missing
     units.py apply   < {folders, files, stop, absent, enable, starts, check}    all of it as asked
     units.py start   < {files}     what does not run, or runs from something else than its FILE
+    units.py reload  < {files}     what runs, and has not read what its FILE says that it reads
     units.py verify  < {files, also}    what does not run as it should; what a URL answers
     units.py stop    < {pattern}   every unit of that name, for good; what runs all the same
 
@@ -14,6 +15,7 @@ FILE is what launcher.py reads, and has the unit's name. What goes wrong on the 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 import os
 import pwd
@@ -34,6 +36,7 @@ WANTED = Path("/etc/systemd/system/multi-user.target.wants")
 LOOK_EVERY_S = 0.3
 LAST_LINES = 20
 COMMAND_S = 900
+RELOAD_S = 15.0
 WATCHED = (
     *("ActiveState", "SubState", "Result", "NRestarts", "Job", "InvocationID"),
     *("ExecMainCode", "ExecMainStatus", "LimitMEMLOCK"),
@@ -155,6 +158,46 @@ def start(asked: dict[str, Any]) -> dict[str, Any]:
     return {"started": [s["name"] for s in specs if s["unit"] in stale], "failed": failed}
 
 
+def reload(asked: dict[str, Any]) -> dict[str, Any]:
+    """Have each read its files again, if it has not yet, without a restart.
+
+    Returns:
+        `reloaded`: names of those that did now.
+        `failed`: of those that did not, the last lines of their log.
+    """
+    reloaded: list[str] = []
+    failed: dict[str, str] = {}
+    for spec in (load(file) for file in asked["files"]):
+        if has_read(spec):
+            continue
+        run("systemctl", "reload", spec["unit"])
+        ends = time.monotonic() + RELOAD_S
+        while not (read := has_read(spec)) and time.monotonic() < ends:
+            time.sleep(LOOK_EVERY_S)  # noqa: TID251
+        if read:
+            reloaded.append(spec["name"])
+        else:
+            failed[spec["name"]] = journal(show(spec["unit"]))
+    return {"reloaded": reloaded, "failed": failed}
+
+
+def has_read(spec: dict[str, Any]) -> bool:
+    """Whether it says that it has read its files as they are, by their digest in /health.
+
+    kvdeploy/router/reading.py has the same.
+    """
+    digest = hashlib.sha256()
+    for path in spec.get("reads", []):
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    if not spec.get("reads"):
+        return True
+    try:
+        told = json.loads(ask(spec["ready"]["url"])[1])
+    except ValueError:
+        return False
+    return isinstance(told, dict) and told.get("configuration") == digest.hexdigest()[:16]
+
+
 def load(file: str) -> dict[str, Any]:
     return dict(json.loads(Path(file).read_text(encoding="utf-8")))
 
@@ -220,6 +263,8 @@ def verify(asked: dict[str, Any]) -> dict[str, Any]:
             wrong.append(f"{name} is {seen['ActiveState']}")
         elif not is_current(spec):
             wrong.append(f"{name} runs from something else than its file")
+        elif not has_read(spec):
+            wrong.append(f"{name} has not read its configuration as it is now")
         elif (status := ask(spec["ready"]["url"])[0]) != 200:
             wrong.append(f"{name} answers {spec['ready']['url']} with {status or 'nothing'}")
         elif spec.get("locks_memory") and seen["LimitMEMLOCK"] != "infinity":
@@ -289,7 +334,7 @@ def run(*argv: str) -> str:
     return done.stdout
 
 
-COMMANDS = {"look": look, "apply": apply, "start": start, "verify": verify, "stop": stop}
+COMMANDS = {f.__name__: f for f in (look, apply, start, reload, verify, stop)}
 
 if __name__ == "__main__":
     try:

@@ -209,8 +209,29 @@ def test_only_what_changed_is_started_anew_and_what_is_not_asked_for_is_removed(
     assert {h.name for h in report.hosts if h.changed} == set(ROLES)
     assert "--max-num-seqs" in told(changed, "decode-0")["argv"]
     assert generation(prefill, "prefill-0") == kept
-    assert generation(router, "router") not in ("", kept_router)
     assert prefill.must("find", "/etc", "/run", "-name", "*prefill-1*").split() == []
+    # The router is the same, and knows what it is to know.
+    assert generation(router, "router") == kept_router
+    assert list(get(f"{fleet.plan.url}/ready", timeout_s=5).body["pairs"]) == ["prefill-0/decode-0"]
+
+
+def test_new_keys_are_read_by_the_router_that_runs(fleet: Fleet) -> None:
+    router = fleet.lab["router-0"]
+    kept = generation(router, "router")
+    engines = {
+        "prefill": ENGINES["prefill"] | {"count": 1},
+        "decode": {"engine_args": {"max-num-seqs": 4}},
+    }
+    changed = fleet.but(spec=fleet.spec | {"fleet": engines}, api_keys=("key-of-eve",))
+    report = changed.run("fleet.yml")
+    assert {h.name for h in report.hosts if h.changed} == {"router-0"}
+    url = f"{fleet.plan.url}/v1/models"
+    statuses = {
+        key: get(url, timeout_s=5, headers={"Authorization": f"Bearer key-of-{key}"}).status
+        for key in ("ann", "eve")
+    }
+    assert statuses == {"ann": 401, "eve": 200}
+    assert generation(router, "router") == kept
 
 
 # --- the end ---------------------------------------------------------------------------------

@@ -190,6 +190,75 @@ def test_a_process_that_ends_is_not_waited_for(node: Node) -> None:
     assert (ran.returncode, node.known("reason")) == (1, "ended before it was ready")
 
 
+# --- what a process that runs reads again -----------------------------------------------------
+class Reader:
+    """A router that reads its files when it is told to, unless it cannot."""
+
+    def __init__(self, folder: Path, *files: Path) -> None:
+        self.folder, self.files, self.read = folder, files, ""
+        reader = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if (folder / "asked").exists():
+                    reader.look()
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"configuration": reader.read}).encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.look()
+
+    def look(self) -> None:
+        from kvdeploy.router import reading
+
+        self.read = reading.read(self.files[0]).digest
+
+    def reload(self) -> dict[str, Any]:
+        fake = self.folder / "bin/systemctl"
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f'#!/bin/sh\necho "$@" >>{self.folder}/asked\n')
+        fake.chmod(0o755)
+        file = self.folder / "router.launch.json"
+        url = f"http://127.0.0.1:{self.server.server_address[1]}/health"
+        spec = {"name": "router", "unit": "r.service", "ready": {"url": url}}
+        file.write_text(json.dumps(spec | {"reads": [str(f) for f in self.files]}))
+        ran = subprocess.run(
+            [sys.executable, "-I", str(UNITS), "reload"],
+            check=True,
+            capture_output=True,
+            text=True,
+            input=json.dumps({"files": [str(file)]}),
+            env={"PATH": f"{fake.parent}:{os.environ['PATH']}"},
+        )
+        answer: dict[str, Any] = json.loads(ran.stdout)
+        return answer
+
+
+def test_a_router_is_told_to_read_again_only_what_it_has_not_read(tmp_path: Path) -> None:
+    engines = [
+        {"name": role, "role": role, "url": "http://127.0.0.1:1"} for role in ("prefill", "decode")
+    ]
+    keys, config = tmp_path / "keys", tmp_path / "router.json"
+    keys.write_text("one\n")
+    told = {"host": "127.0.0.1", "port": 1, "served_model": "m", "api_key_file": str(keys)}
+    config.write_text(json.dumps(told | {"engines": engines}))
+    reader = Reader(tmp_path, config, keys)
+    try:
+        assert reader.reload() == {"reloaded": [], "failed": {}}
+        assert not (tmp_path / "asked").exists()
+        keys.write_text("two\n")
+        assert reader.reload() == {"reloaded": ["router"], "failed": {}}
+        assert (tmp_path / "asked").read_text() == "reload r.service\n"
+    finally:
+        reader.server.shutdown()
+        reader.server.server_close()
+
+
 # --- files of units ----------------------------------------------------------------------------
 def apply(tmp_path: Path, *, check: bool = False, **asked: Any) -> dict[str, Any]:
     """units.py apply, with a systemctl that only remembers."""
