@@ -208,7 +208,7 @@ class RouterSpec(Frozen):
     )
     queue_size: int = knob(
         1024,
-        doc="requests that may wait for an engine to have room",
+        doc="requests that may wait for an engine to have room, at all workers",
         change=Change.RELOAD,
         ge=0,
         le=1_000_000,
@@ -231,7 +231,7 @@ class RouterSpec(Frozen):
     )
     tls_cert_file: str | None = knob(
         None,
-        doc="serve https with this certificate chain (PEM); default: http",
+        doc="serve https with this certificate chain (PEM; local only); default: http",
         change=Change.ROUTER,
     )
     tls_key_file: str | None = knob(
