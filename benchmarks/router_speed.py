@@ -1,0 +1,487 @@
+"""What a router costs: direct dispatch, kvdeploy's router and vllm-router before the same engines.
+
+    python -m benchmarks.router_speed [--vllm-router PROGRAM] [--json FILE] [--pin]
+        [--prefill-url URL --decode-url URL --model NAME]
+
+Without addresses it starts scripted engines (benchmarks.scripted_engine), which take a fixed time
+for a prompt and give every request a token a step. *Direct* is a client that plays the router: both
+legs at once, with coordinates that it knows. The three take turns, A B C A B C, at each level, each
+after a warm-up; a client asks again as soon as it has its answer. Every answer is checked to its
+last token. Takes about four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
+from benchmarks.scripted_engine import MODEL, text_of
+from kvdeploy.model.routing import RouterConfig
+from kvdeploy.router import legs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+LEVELS = {1: 8, 16: 32, 64: 64, 256: 128}
+"""Clients at once, and how many tokens each asks for: few of them ask often."""
+PATH: legs.Endpoint = "/v1/completions"
+READY_S = 120.0
+
+
+@dataclass
+class Cores:
+    """Where things run. The router has a core of its own, the rest shares the others."""
+
+    router: set[int] | None = None
+    rest: set[int] | None = None
+
+
+class Processes:
+    """What was started, each with a log, and ended by `stop`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, argv: Sequence[str], cores: set[int] | None) -> int:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                argv,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,  # noqa: PLW1509
+            )
+        self._running.append(process)
+        return process.pid
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running.clear()
+
+
+def find_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            one = stack.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            found.append(one.getsockname()[1])
+        return found
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process and of all below it."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+    below = " ".join(p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/children"))
+    return own + sum(cpu_s(int(child)) for child in below.split())
+
+
+def wait_ok(url: str, what: str, log: Path | None = None) -> None:
+    ends = time.monotonic() + READY_S
+    while time.monotonic() < ends:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.02)
+    tail = log.read_text()[-2000:] if log and log.exists() else ""
+    sys.exit(f"{what} was not ready within {READY_S:.0f} s: {url}\n{tail}")
+
+
+@dataclass
+class Site:
+    """The engines that are asked."""
+
+    prefill_url: str
+    decode_url: str
+    model: str
+    is_scripted: bool
+
+    def build_body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+def build_job(site: Site, prompt: str, tokens: int) -> legs.Job:
+    body = site.build_body(prompt, tokens)
+    raw = json.dumps(body).encode()
+    return legs.Job(endpoint=PATH, raw=raw, body=body, request_id=uuid.uuid4().hex, stream=True)
+
+
+@dataclass
+class Arm:
+    """One way to the engines."""
+
+    name: str
+    url: str = ""
+    """Of its router; empty is direct."""
+    pid: int = 0
+
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid) if self.pid else 0.0
+
+
+class Client:
+    """Asks one arm, one request after another."""
+
+    def __init__(self, arm: Arm, site: Site, coordinates: legs.Coordinates) -> None:
+        self._arm, self._site, self._coordinates = arm, site, coordinates
+        self._main = Connection(arm.url or site.decode_url)
+        self._side = Connection(site.prefill_url)
+
+    async def ask(self, prompt: str, tokens: int) -> Answer:
+        job = build_job(self._site, prompt, tokens)
+        if self._arm.url:
+            return await self._main.ask(build_request(self._arm.url, job.raw, {}))
+        headers = {"X-Request-Id": job.request_id}
+        body = legs.build_decode_body(job, legs.build_push_params(job, self._coordinates))
+        prefill = build_request(self._site.prefill_url, legs.build_prefill_body(job), headers)
+        decode = build_request(self._site.decode_url, body, headers)
+        side = asyncio.ensure_future(self._side.ask(prefill))
+        answer = await self._main.ask(decode)
+        await side
+        return answer
+
+    def close(self) -> None:
+        self._main.close()
+        self._side.close()
+
+
+async def learn_coordinates(site: Site) -> legs.Coordinates:
+    """By one request to prefill, as a router does at warm-up."""
+    job = build_job(site, "who are you", 1)
+    request = build_request(
+        site.prefill_url, legs.build_prefill_body(job), {"X-Request-Id": job.request_id}
+    )
+    connection = Connection(site.prefill_url)
+    answer = await connection.ask(request)
+    connection.close()
+    params = legs.parse_answered_params(answer.raw.partition(b"\r\n\r\n")[2])
+    found = legs.parse_coordinates(params) if params else None
+    if params is None or found is None:
+        sys.exit(f"{site.prefill_url} is no prefill engine: {answer.error or answer.raw!r}")
+    # Its KV has a taker, so that no lease runs out.
+    taker = Connection(site.decode_url)
+    body = legs.build_decode_body(job, legs.build_answered_params(job, params))
+    await taker.ask(build_request(site.decode_url, body, {"X-Request-Id": job.request_id}))
+    taker.close()
+    return found
+
+
+@dataclass
+class Seen:
+    """Of one arm at one level, all rounds together."""
+
+    ttft_ms: list[float] = field(default_factory=list)
+    total_ms: list[float] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    asked: int = 0
+    in_window: int = 0
+    window_s: float = 0.0
+    cpu_s: float = 0.0
+    tokens: int = 0
+
+    def report(self) -> dict[str, Any]:
+        answered = self.asked - self.faults.total()
+        found: dict[str, Any] = {
+            "asked": self.asked,
+            "right": answered,
+            "faults": dict(self.faults),
+            "requests_per_s": round(self.in_window / self.window_s, 2),
+            "ttft_ms": quantiles(self.ttft_ms),
+            "total_ms": quantiles(self.total_ms),
+            "samples": len(self.ttft_ms),
+        }
+        if self.cpu_s:
+            found["router_cpu_ms_per_request"] = round(self.cpu_s * 1000 / max(1, answered), 3)
+            found["router_cpu_us_per_token"] = round(self.cpu_s * 1e6 / max(1, self.tokens), 1)
+            found["requests_per_router_core_s"] = round(answered / self.cpu_s, 1)
+            found["tokens_per_router_core_s"] = round(self.tokens / self.cpu_s)
+        return found
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return dict.fromkeys(("p50", "p90", "p99"), round(sum(values), 2))
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"p{q}": round(cuts[q - 1], 2) for q in (50, 90, 99)}
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace, site: Site, arms: list[Arm]) -> None:
+        self._options, self._site, self._arms = options, site, arms
+        self._prompt = " ".join(["harbour"] * options.prompt_tokens)
+        self._coordinates = asyncio.run(learn_coordinates(site))
+
+    def run_level(self, clients: int, tokens: int) -> dict[str, Any]:
+        seen = {arm.name: Seen() for arm in self._arms}
+        for _ in range(self._options.rounds):
+            for arm in self._arms:
+                self._run_round(arm, clients, tokens, seen[arm.name])
+        return {name: one.report() | {"tokens_each": tokens} for name, one in seen.items()}
+
+    def _run_round(self, arm: Arm, clients: int, tokens: int, seen: Seen) -> None:
+        answers, began, spent_s, spread_s = uvloop.run(self._load(arm, clients, tokens))
+        text = text_of(tokens) if self._site.is_scripted else None
+        opens, closes = began + spread_s, began + spread_s + self._options.seconds
+        seen.cpu_s += spent_s
+        seen.window_s += self._options.seconds
+        seen.asked += len(answers)
+        for answer in answers:
+            fault = find_fault(answer, tokens, text)
+            if fault:
+                seen.faults[fault] += 1
+                continue
+            seen.tokens += tokens
+            seen.in_window += opens <= answer.done < closes
+            if answer.sent >= opens:
+                seen.ttft_ms.append(answer.ttft_s * 1000)
+                seen.total_ms.append((answer.done - answer.sent) * 1000)
+
+    async def _load(
+        self, arm: Arm, clients: int, tokens: int
+    ) -> tuple[list[Answer], float, float, float]:
+        """Answers, when it began, the router's CPU seconds, and how far the start was spread."""
+        asking = [Client(arm, self._site, self._coordinates) for _ in range(clients)]
+
+        async def ask(number: int, turn: int) -> Answer:
+            prompt = f"{number} {turn} {random.random()} {self._prompt}"
+            return await asking[number].ask(prompt, tokens)
+
+        alone = await ask(0, 0)
+        spread_s = max(0.05, alone.done - alone.sent)
+        await run_clients(ask, clients, self._options.warm_s, spread_s)
+        cpu_before, began = arm.cpu_s(), time.perf_counter()
+        answers, _ = await run_clients(ask, clients, self._options.seconds, spread_s)
+        spent_s = arm.cpu_s() - cpu_before
+        for client in asking:
+            client.close()
+        return answers, began, spent_s, spread_s
+
+
+def start_scripted(processes: Processes, options: argparse.Namespace, cores: Cores) -> Site:
+    prefill, side, decode = find_ports(3)
+    program = [sys.executable, "-m", "benchmarks.scripted_engine"]
+    timing = [f"--prefill-ms={options.prefill_ms}", f"--token-ms={options.token_ms}"]
+    name = f"scripted-prefill-{uuid.uuid4().hex[:8]}"
+    for role, port in (("prefill", prefill), ("decode", decode)):
+        words = [f"--role={role}", f"--port={port}", f"--side-port={side}", f"--engine-id={name}"]
+        processes.start(f"{role}-{port}", [*program, *words, *timing], cores.rest)
+    site = Site(
+        f"http://127.0.0.1:{prefill}", f"http://127.0.0.1:{decode}", MODEL, is_scripted=True
+    )
+    wait_engines(site)
+    return site
+
+
+def wait_engines(site: Site) -> None:
+    for url in (site.prefill_url, site.decode_url):
+        wait_ok(f"{url}/health", f"the engine at {url}")
+
+
+def start_kvdeploy(
+    processes: Processes, options: argparse.Namespace, site: Site, cores: Cores
+) -> Arm:
+    (port,) = find_ports(1)
+    config: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "served_model": site.model,
+        "engines": [
+            {"name": "prefill-0", "role": "prefill", "url": site.prefill_url},
+            {"name": "decode-0", "role": "decode", "url": site.decode_url},
+        ],
+    }
+    if options.workers > 1:
+        if "workers" not in RouterConfig.model_fields:
+            sys.exit("this router has no `workers`")
+        config["workers"] = options.workers
+    path = processes.folder / f"router-{port}.json"
+    path.write_text(json.dumps(config))
+    argv = [sys.executable, "-m", "kvdeploy.router", "--config", str(path)]
+    pid = processes.start(f"kvdeploy-{port}", argv, cores.router)
+    url = f"http://127.0.0.1:{port}"
+    wait_ok(
+        f"{url}/ready?complete=1", "kvdeploy's router", processes.folder / f"kvdeploy-{port}.log"
+    )
+    return Arm("kvdeploy", url, pid)
+
+
+def start_vllm_router(
+    processes: Processes, options: argparse.Namespace, site: Site, cores: Cores
+) -> Arm:
+    port, prometheus = find_ports(2)
+    argv = [options.vllm_router, "--host=127.0.0.1", f"--port={port}"]
+    argv += ["--vllm-pd-disaggregation", "--kv-connector=nixl", f"--prometheus-port={prometheus}"]
+    argv += ["--prefill", site.prefill_url, "--decode", site.decode_url]
+    argv += ["--worker-startup-check-interval=1"]
+    pid = processes.start(f"vllm-router-{port}", argv, cores.router)
+    url = f"http://127.0.0.1:{port}"
+    wait_ok(f"{url}/health", "vllm-router", processes.folder / f"vllm-router-{port}.log")
+    return Arm("vllm-router", url, pid)
+
+
+def starters(options: argparse.Namespace) -> Iterator[Callable[..., Arm]]:
+    yield start_kvdeploy
+    if options.vllm_router:
+        yield start_vllm_router
+
+
+def measure_first(
+    processes: Processes, options: argparse.Namespace, cores: Cores
+) -> dict[str, Any]:
+    """The first request of a pair whose engines and router have just started."""
+    found: dict[str, Any] = {}
+    for start in starters(options):
+        times = []
+        for _ in range(options.firsts):
+            one = Processes(processes.folder)
+            try:
+                site = start_scripted(one, options, cores)
+                arm = start(one, options, site, cores)
+                answer = asyncio.run(ask_once(arm, site))
+            finally:
+                one.stop()
+            fault = find_fault(answer, 4, text_of(4))
+            times.append(fault or round(answer.ttft_s * 1000, 1))
+            found[arm.name] = times
+    return found
+
+
+async def ask_once(arm: Arm, site: Site) -> Answer:
+    connection = Connection(arm.url)
+    answer = await connection.ask(build_request(arm.url, build_job(site, "first", 4).raw, {}))
+    connection.close()
+    return answer
+
+
+def render(found: dict[str, Any]) -> str:
+    lines = [
+        "| clients | way | TTFT p50 / p90 / p99, ms | added | requests/s | router: CPU ms a request "
+        "| CPU us a token | requests a core | right / asked |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for clients, arms in found["levels"].items():
+        direct = arms["direct"]["ttft_ms"]
+        for name, one in arms.items():
+            ttft = " / ".join(f"{one['ttft_ms'][q]:.1f}" for q in ("p50", "p90", "p99"))
+            added = [f"{one['ttft_ms'][q] - direct[q]:+.2f}" for q in ("p50", "p90", "p99")]
+            costs = [
+                one.get(f"router_cpu_{key}", "-") for key in ("ms_per_request", "us_per_token")
+            ]
+            cells = [clients, name, ttft, "-" if name == "direct" else " / ".join(added)]
+            cells += [one["requests_per_s"], *costs, one.get("requests_per_router_core_s", "-")]
+            lines.append(
+                "| " + " | ".join(map(str, [*cells, f"{one['right']} / {one['asked']}"])) + " |"
+            )
+            if one["faults"]:
+                lines.append(f"faults: {one['faults']}")
+    for name, times in found.get("first_request_ttft_ms", {}).items():
+        lines.append(f"first request of a pair, {name}: {times} ms")
+    return "\n".join(lines)
+
+
+def describe(options: argparse.Namespace, cores: Cores) -> dict[str, Any]:
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "router_cores": sorted(cores.router) if cores.router else "any",
+        "other_cores": sorted(cores.rest) if cores.rest else "any",
+        "options": {k: str(v) for k, v in vars(options).items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm-router", metavar="PROGRAM", help="left out when not given")
+    parser.add_argument("--prefill-url")
+    parser.add_argument("--decode-url")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--levels", default=",".join(map(str, LEVELS)))
+    parser.add_argument("--tokens", type=int, help="each answer's, instead of the level's own")
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--prefill-ms", type=float, default=30)
+    parser.add_argument("--token-ms", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--warm-s", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--firsts", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--arms", default="direct,kvdeploy,vllm-router")
+    parser.add_argument("--pin", action="store_true", help="the router on the last core, alone")
+    parser.add_argument("--keep", type=Path, help="a folder for the logs")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    cores = Cores()
+    if options.pin:
+        every = sorted(os.sched_getaffinity(0))
+        cores = Cores({every[-1]}, set(every[:-1]))
+        os.sched_setaffinity(0, set(every[:-1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        processes = Processes(options.keep or Path(scratch))
+        try:
+            found = run(options, processes, cores)
+        finally:
+            processes.stop()
+    print(render(found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def run(options: argparse.Namespace, processes: Processes, cores: Cores) -> dict[str, Any]:
+    found: dict[str, Any] = {"about": describe(options, cores), "levels": {}}
+    if options.prefill_url:
+        site = Site(options.prefill_url, options.decode_url, options.model, is_scripted=False)
+        wait_engines(site)
+    else:
+        if options.firsts:
+            found["first_request_ttft_ms"] = measure_first(processes, options, cores)
+        site = start_scripted(processes, options, cores)
+    arms = [Arm("direct"), *(start(processes, options, site, cores) for start in starters(options))]
+    bench = Bench(options, site, [a for a in arms if a.name in options.arms.split(",")])
+    for clients in map(int, options.levels.split(",")):
+        tokens = options.tokens or LEVELS[clients]
+        found["levels"][clients] = bench.run_level(clients, tokens)
+        print(json.dumps({clients: found["levels"][clients]}), file=sys.stderr, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
