@@ -393,8 +393,8 @@ async def ask_once(arm: Arm, site: Site) -> Answer:
 
 def render(found: dict[str, Any]) -> str:
     lines = [
-        "| clients | way | TTFT p50 / p90 / p99, ms | added | requests/s | router: CPU ms a request "
-        "| CPU us a token | requests a core | right / asked |",
+        "| clients | way | TTFT p50 / p90 / p99, ms | added | requests/s "
+        "| router: CPU ms a request | CPU us a token | requests a core | right / asked |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for clients, arms in found["levels"].items():
