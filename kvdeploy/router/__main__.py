@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import gc
 import logging
 import signal
 import sys
@@ -71,6 +72,9 @@ async def serve(path: Path) -> None:
     loop.add_signal_handler(signal.SIGHUP, service.reread)
     try:
         await service.start()
+        # What is there now stays: a full collection need not walk it while tokens wait.
+        gc.collect()
+        gc.freeze()
         await stop.wait()
         log.info("stopping: no new connections, up to %s s for requests in flight", DRAIN_S)
     except OSError as e:
