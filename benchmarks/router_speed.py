@@ -14,19 +14,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,134 +30,39 @@ import uvloop
 
 from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
 from benchmarks.scripted_engine import MODEL, text_of
-from kvdeploy.model.routing import RouterConfig
+from benchmarks.stand import (
+    Arm,
+    Cores,
+    Processes,
+    Site,
+    build_job,
+    start_scripted,
+    starters,
+    wait_engines,
+)
 from kvdeploy.router import legs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
 LEVELS = {1: 8, 16: 32, 64: 64, 256: 128}
 """Clients at once, and how many tokens each asks for: few of them ask often."""
-PATH: legs.Endpoint = "/v1/completions"
-READY_S = 120.0
-
-
-@dataclass
-class Cores:
-    """Where things run. The router has a core of its own, the rest shares the others."""
-
-    router: set[int] | None = None
-    rest: set[int] | None = None
-
-
-class Processes:
-    """What was started, each with a log, and ended by `stop`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, argv: Sequence[str], cores: set[int] | None) -> int:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                argv,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,  # noqa: PLW1509
-            )
-        self._running.append(process)
-        return process.pid
-
-    def stop(self) -> None:
-        for process in self._running:
-            process.terminate()
-        for process in self._running:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running.clear()
-
-
-def find_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = []
-        for _ in range(count):
-            one = stack.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(one.getsockname()[1])
-        return found
-
-
-def cpu_s(pid: int) -> float:
-    """Of a process and of all below it."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-    below = " ".join(p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/children"))
-    return own + sum(cpu_s(int(child)) for child in below.split())
-
-
-def wait_ok(url: str, what: str, log: Path | None = None) -> None:
-    ends = time.monotonic() + READY_S
-    while time.monotonic() < ends:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.02)
-    tail = log.read_text()[-2000:] if log and log.exists() else ""
-    sys.exit(f"{what} was not ready within {READY_S:.0f} s: {url}\n{tail}")
-
-
-@dataclass
-class Site:
-    """The engines that are asked."""
-
-    prefill_url: str
-    decode_url: str
-    model: str
-    is_scripted: bool
-
-    def build_body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-
-
-def build_job(site: Site, prompt: str, tokens: int) -> legs.Job:
-    body = site.build_body(prompt, tokens)
-    raw = json.dumps(body).encode()
-    return legs.Job(endpoint=PATH, raw=raw, body=body, request_id=uuid.uuid4().hex, stream=True)
-
-
-@dataclass
-class Arm:
-    """One way to the engines."""
-
-    name: str
-    url: str = ""
-    """Of its router; empty is direct."""
-    pid: int = 0
-
-    def cpu_s(self) -> float:
-        return cpu_s(self.pid) if self.pid else 0.0
 
 
 class Client:
     """Asks one arm, one request after another."""
 
-    def __init__(self, arm: Arm, site: Site, coordinates: legs.Coordinates) -> None:
-        self._arm, self._site, self._coordinates = arm, site, coordinates
-        self._main = Connection(arm.url or site.decode_url)
-        self._side = Connection(site.prefill_url)
+    def __init__(
+        self, arm: Arm, site: Site, coordinates: Sequence[legs.Coordinates], number: int
+    ) -> None:
+        """Without a router it stays with one pair; neighbours have others."""
+        self._arm, self._site = arm, site
+        at = number % len(site.prefill_urls)
+        self._prefill_url, self._coordinates = site.prefill_urls[at], coordinates[at]
+        turn = number // len(site.prefill_urls)
+        self._decode_url = site.decode_urls[(at + turn) % len(site.decode_urls)]
+        self._main = Connection(arm.url or self._decode_url)
+        self._side = Connection(self._prefill_url)
 
     async def ask(self, prompt: str, tokens: int) -> Answer:
         job = build_job(self._site, prompt, tokens)
@@ -171,8 +70,8 @@ class Client:
             return await self._main.ask(build_request(self._arm.url, job.raw, {}))
         headers = {"X-Request-Id": job.request_id}
         body = legs.build_decode_body(job, legs.build_push_params(job, self._coordinates))
-        prefill = build_request(self._site.prefill_url, legs.build_prefill_body(job), headers)
-        decode = build_request(self._site.decode_url, body, headers)
+        prefill = build_request(self._prefill_url, legs.build_prefill_body(job), headers)
+        decode = build_request(self._decode_url, body, headers)
         side = asyncio.ensure_future(self._side.ask(prefill))
         answer = await self._main.ask(decode)
         await side
@@ -183,23 +82,23 @@ class Client:
         self._side.close()
 
 
-async def learn_coordinates(site: Site) -> legs.Coordinates:
+async def learn_coordinates(site: Site, prefill_url: str) -> legs.Coordinates:
     """By one request to prefill, as a router does at warm-up."""
     job = build_job(site, "who are you", 1)
     request = build_request(
-        site.prefill_url, legs.build_prefill_body(job), {"X-Request-Id": job.request_id}
+        prefill_url, legs.build_prefill_body(job), {"X-Request-Id": job.request_id}
     )
-    connection = Connection(site.prefill_url)
+    connection = Connection(prefill_url)
     answer = await connection.ask(request)
     connection.close()
     params = legs.parse_answered_params(answer.raw.partition(b"\r\n\r\n")[2])
     found = legs.parse_coordinates(params) if params else None
     if params is None or found is None:
-        sys.exit(f"{site.prefill_url} is no prefill engine: {answer.error or answer.raw!r}")
+        sys.exit(f"{prefill_url} is no prefill engine: {answer.error or answer.raw!r}")
     # Its KV has a taker, so that no lease runs out.
-    taker = Connection(site.decode_url)
+    taker = Connection(site.decode_urls[0])
     body = legs.build_decode_body(job, legs.build_answered_params(job, params))
-    await taker.ask(build_request(site.decode_url, body, {"X-Request-Id": job.request_id}))
+    await taker.ask(build_request(site.decode_urls[0], body, {"X-Request-Id": job.request_id}))
     taker.close()
     return found
 
@@ -247,7 +146,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, site: Site, arms: list[Arm]) -> None:
         self._options, self._site, self._arms = options, site, arms
         self._prompt = " ".join(["harbour"] * options.prompt_tokens)
-        self._coordinates = asyncio.run(learn_coordinates(site))
+        self._coordinates = [asyncio.run(learn_coordinates(site, url)) for url in site.prefill_urls]
 
     def run_level(self, clients: int, tokens: int) -> dict[str, Any]:
         seen = {arm.name: Seen() for arm in self._arms}
@@ -258,7 +157,7 @@ class Bench:
 
     def _run_round(self, arm: Arm, clients: int, tokens: int, seen: Seen) -> None:
         answers, began, spent_s, spread_s = uvloop.run(self._load(arm, clients, tokens))
-        text = text_of(tokens) if self._site.is_scripted else None
+        text = text_of(tokens) if self._site.scripted else None
         opens, closes = began + spread_s, began + spread_s + self._options.seconds
         seen.cpu_s += spent_s
         seen.window_s += self._options.seconds
@@ -278,7 +177,7 @@ class Bench:
         self, arm: Arm, clients: int, tokens: int
     ) -> tuple[list[Answer], float, float, float]:
         """Answers, when it began, the router's CPU seconds, and how far the start was spread."""
-        asking = [Client(arm, self._site, self._coordinates) for _ in range(clients)]
+        asking = [Client(arm, self._site, self._coordinates, n) for n in range(clients)]
 
         async def ask(number: int, turn: int) -> Answer:
             prompt = f"{number} {turn} {random.random()} {self._prompt}"
@@ -293,74 +192,6 @@ class Bench:
         for client in asking:
             client.close()
         return answers, began, spent_s, spread_s
-
-
-def start_scripted(processes: Processes, options: argparse.Namespace, cores: Cores) -> Site:
-    prefill, side, decode = find_ports(3)
-    program = [sys.executable, "-m", "benchmarks.scripted_engine"]
-    timing = [f"--prefill-ms={options.prefill_ms}", f"--token-ms={options.token_ms}"]
-    name = f"scripted-prefill-{uuid.uuid4().hex[:8]}"
-    for role, port in (("prefill", prefill), ("decode", decode)):
-        words = [f"--role={role}", f"--port={port}", f"--side-port={side}", f"--engine-id={name}"]
-        processes.start(f"{role}-{port}", [*program, *words, *timing], cores.rest)
-    site = Site(
-        f"http://127.0.0.1:{prefill}", f"http://127.0.0.1:{decode}", MODEL, is_scripted=True
-    )
-    wait_engines(site)
-    return site
-
-
-def wait_engines(site: Site) -> None:
-    for url in (site.prefill_url, site.decode_url):
-        wait_ok(f"{url}/health", f"the engine at {url}")
-
-
-def start_kvdeploy(
-    processes: Processes, options: argparse.Namespace, site: Site, cores: Cores
-) -> Arm:
-    (port,) = find_ports(1)
-    config: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": port,
-        "served_model": site.model,
-        "engines": [
-            {"name": "prefill-0", "role": "prefill", "url": site.prefill_url},
-            {"name": "decode-0", "role": "decode", "url": site.decode_url},
-        ],
-    }
-    if options.workers > 1:
-        if "workers" not in RouterConfig.model_fields:
-            sys.exit("this router has no `workers`")
-        config["workers"] = options.workers
-    path = processes.folder / f"router-{port}.json"
-    path.write_text(json.dumps(config))
-    argv = [sys.executable, "-m", "kvdeploy.router", "--config", str(path)]
-    pid = processes.start(f"kvdeploy-{port}", argv, cores.router)
-    url = f"http://127.0.0.1:{port}"
-    wait_ok(
-        f"{url}/ready?complete=1", "kvdeploy's router", processes.folder / f"kvdeploy-{port}.log"
-    )
-    return Arm("kvdeploy", url, pid)
-
-
-def start_vllm_router(
-    processes: Processes, options: argparse.Namespace, site: Site, cores: Cores
-) -> Arm:
-    port, prometheus = find_ports(2)
-    argv = [options.vllm_router, "--host=127.0.0.1", f"--port={port}"]
-    argv += ["--vllm-pd-disaggregation", "--kv-connector=nixl", f"--prometheus-port={prometheus}"]
-    argv += ["--prefill", site.prefill_url, "--decode", site.decode_url]
-    argv += ["--worker-startup-check-interval=1"]
-    pid = processes.start(f"vllm-router-{port}", argv, cores.router)
-    url = f"http://127.0.0.1:{port}"
-    wait_ok(f"{url}/health", "vllm-router", processes.folder / f"vllm-router-{port}.log")
-    return Arm("vllm-router", url, pid)
-
-
-def starters(options: argparse.Namespace) -> Iterator[Callable[..., Arm]]:
-    yield start_kvdeploy
-    if options.vllm_router:
-        yield start_vllm_router
 
 
 def measure_first(
@@ -431,8 +262,8 @@ def describe(options: argparse.Namespace, cores: Cores) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-router", metavar="PROGRAM", help="left out when not given")
-    parser.add_argument("--prefill-url")
-    parser.add_argument("--decode-url")
+    parser.add_argument("--prefill-url", action="append", help="of a real engine; again for more")
+    parser.add_argument("--decode-url", action="append")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--levels", default=",".join(map(str, LEVELS)))
     parser.add_argument("--tokens", type=int, help="each answer's, instead of the level's own")
@@ -468,7 +299,7 @@ def main() -> None:
 def run(options: argparse.Namespace, processes: Processes, cores: Cores) -> dict[str, Any]:
     found: dict[str, Any] = {"about": describe(options, cores), "levels": {}}
     if options.prefill_url:
-        site = Site(options.prefill_url, options.decode_url, options.model, is_scripted=False)
+        site = Site(options.prefill_url, options.decode_url, options.model)
         wait_engines(site)
     else:
         if options.firsts:
