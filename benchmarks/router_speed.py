@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from benchmarks import choice_cost
 from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
 from benchmarks.scripted_engine import MODEL, text_of
 from benchmarks.stand import (
@@ -245,6 +246,7 @@ def render(found: dict[str, Any]) -> str:
                 lines.append(f"faults: {one['faults']}")
     for name, times in found.get("first_request_ttft_ms", {}).items():
         lines.append(f"first request of a pair, {name}: {times} ms")
+    lines.append(f"a choice of a pair, CPU us: {found['choice_us']}")
     return "\n".join(lines)
 
 
@@ -298,6 +300,7 @@ def main() -> None:
 
 def run(options: argparse.Namespace, processes: Processes, cores: Cores) -> dict[str, Any]:
     found: dict[str, Any] = {"about": describe(options, cores), "levels": {}}
+    found["choice_us"] = choice_cost.measure()
     if options.prefill_url:
         site = Site(options.prefill_url, options.decode_url, options.model)
         wait_engines(site)
