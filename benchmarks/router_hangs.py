@@ -117,6 +117,7 @@ def render(found: dict[str, dict[str, Any]], deadline_s: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-router", metavar="PROGRAM", help="left out when not given")
+    parser.add_argument("--vllm-router-arg", action="append", default=[], metavar="--OPTION=VALUE")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--deadline", type=float, default=60)

@@ -7,7 +7,7 @@ Without addresses it starts scripted engines (benchmarks.scripted_engine), which
 for a prompt and give every request a token a step. *Direct* is a client that plays the router: both
 legs at once, with coordinates that it knows. The three take turns, A B C A B C, at each level, each
 after a warm-up; a client asks again as soon as it has its answer. Every answer is checked to its
-last token. Takes about four minutes.
+last token. Takes about five minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from benchmarks import choice_cost
+from benchmarks.direct import Client, learn_coordinates
 from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
 from benchmarks.scripted_engine import MODEL, text_of
 from benchmarks.stand import (
@@ -41,67 +42,12 @@ from benchmarks.stand import (
     starters,
     wait_engines,
 )
-from kvdeploy.router import legs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEVELS = {1: 8, 16: 32, 64: 64, 256: 128}
 """Clients at once, and how many tokens each asks for: few of them ask often."""
-
-
-class Client:
-    """Asks one arm, one request after another."""
-
-    def __init__(
-        self, arm: Arm, site: Site, coordinates: Sequence[legs.Coordinates], number: int
-    ) -> None:
-        """Without a router it stays with one pair; neighbours have others."""
-        self._arm, self._site = arm, site
-        at = number % len(site.prefill_urls)
-        self._prefill_url, self._coordinates = site.prefill_urls[at], coordinates[at]
-        turn = number // len(site.prefill_urls)
-        self._decode_url = site.decode_urls[(at + turn) % len(site.decode_urls)]
-        self._main = Connection(arm.url or self._decode_url)
-        self._side = Connection(self._prefill_url)
-
-    async def ask(self, prompt: str, tokens: int) -> Answer:
-        job = build_job(self._site, prompt, tokens)
-        if self._arm.url:
-            return await self._main.ask(build_request(self._arm.url, job.raw, {}))
-        headers = {"X-Request-Id": job.request_id}
-        body = legs.build_decode_body(job, legs.build_push_params(job, self._coordinates))
-        prefill = build_request(self._prefill_url, legs.build_prefill_body(job), headers)
-        decode = build_request(self._decode_url, body, headers)
-        side = asyncio.ensure_future(self._side.ask(prefill))
-        answer = await self._main.ask(decode)
-        await side
-        return answer
-
-    def close(self) -> None:
-        self._main.close()
-        self._side.close()
-
-
-async def learn_coordinates(site: Site, prefill_url: str) -> legs.Coordinates:
-    """By one request to prefill, as a router does at warm-up."""
-    job = build_job(site, "who are you", 1)
-    request = build_request(
-        prefill_url, legs.build_prefill_body(job), {"X-Request-Id": job.request_id}
-    )
-    connection = Connection(prefill_url)
-    answer = await connection.ask(request)
-    connection.close()
-    params = legs.parse_answered_params(answer.raw.partition(b"\r\n\r\n")[2])
-    found = legs.parse_coordinates(params) if params else None
-    if params is None or found is None:
-        sys.exit(f"{prefill_url} is no prefill engine: {answer.error or answer.raw!r}")
-    # Its KV has a taker, so that no lease runs out.
-    taker = Connection(site.decode_urls[0])
-    body = legs.build_decode_body(job, legs.build_answered_params(job, params))
-    await taker.ask(build_request(site.decode_urls[0], body, {"X-Request-Id": job.request_id}))
-    taker.close()
-    return found
 
 
 @dataclass
@@ -196,23 +142,23 @@ class Bench:
 
 
 def measure_first(
-    processes: Processes, options: argparse.Namespace, cores: Cores
-) -> dict[str, Any]:
-    """The first request of a pair whose engines and router have just started."""
-    found: dict[str, Any] = {}
+    processes: Processes, options: argparse.Namespace, cores: Cores, real: Site | None
+) -> dict[str, list[Any]]:
+    """The first request through a router that has just started; scripted engines have as well,
+    so that theirs is the first of the pair.
+    """
+    found: dict[str, list[Any]] = {}
     for start in starters(options):
-        times = []
         for _ in range(options.firsts):
             one = Processes(processes.folder)
             try:
-                site = start_scripted(one, options, cores)
+                site = real or start_scripted(one, options, cores)
                 arm = start(one, options, site, cores)
                 answer = asyncio.run(ask_once(arm, site))
             finally:
                 one.stop()
-            fault = find_fault(answer, 4, text_of(4))
-            times.append(fault or round(answer.ttft_s * 1000, 1))
-            found[arm.name] = times
+            fault = find_fault(answer, 4, None if real else text_of(4))
+            found.setdefault(arm.name, []).append(fault or round(answer.ttft_s * 1000, 1))
     return found
 
 
@@ -245,7 +191,7 @@ def render(found: dict[str, Any]) -> str:
             if one["faults"]:
                 lines.append(f"faults: {one['faults']}")
     for name, times in found.get("first_request_ttft_ms", {}).items():
-        lines.append(f"first request of a pair, {name}: {times} ms")
+        lines.append(f"first request, {name}: TTFT {times} ms")
     lines.append(f"a choice of a pair, CPU us: {found['choice_us']}")
     return "\n".join(lines)
 
@@ -264,6 +210,7 @@ def describe(options: argparse.Namespace, cores: Cores) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-router", metavar="PROGRAM", help="left out when not given")
+    parser.add_argument("--vllm-router-arg", action="append", default=[], metavar="--OPTION=VALUE")
     parser.add_argument("--prefill-url", action="append", help="of a real engine; again for more")
     parser.add_argument("--decode-url", action="append")
     parser.add_argument("--model", default=MODEL)
@@ -301,13 +248,13 @@ def main() -> None:
 def run(options: argparse.Namespace, processes: Processes, cores: Cores) -> dict[str, Any]:
     found: dict[str, Any] = {"about": describe(options, cores), "levels": {}}
     found["choice_us"] = choice_cost.measure()
+    real = None
     if options.prefill_url:
-        site = Site(options.prefill_url, options.decode_url, options.model)
-        wait_engines(site)
-    else:
-        if options.firsts:
-            found["first_request_ttft_ms"] = measure_first(processes, options, cores)
-        site = start_scripted(processes, options, cores)
+        real = Site(options.prefill_url, options.decode_url, options.model)
+        wait_engines(real)
+    if options.firsts:
+        found["first_request_ttft_ms"] = measure_first(processes, options, cores, real)
+    site = real or start_scripted(processes, options, cores)
     arms = [Arm("direct"), *(start(processes, options, site, cores) for start in starters(options))]
     bench = Bench(options, site, [a for a in arms if a.name in options.arms.split(",")])
     for clients in map(int, options.levels.split(",")):

@@ -24,8 +24,10 @@ from typing import Any
 import uvloop
 
 MODEL = "tiny"
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-_STREAM = _HEAD + b"transfer-encoding: chunked\r\n\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 
 
 def text_of(tokens: int) -> str:

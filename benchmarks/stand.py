@@ -243,7 +243,7 @@ def start_vllm_router(
         argv += ["--prefill", url]
     for url in site.decode_urls:
         argv += ["--decode", url]
-    argv += ["--worker-startup-check-interval=1"]
+    argv += ["--worker-startup-check-interval=1", *options.vllm_router_arg]
     pid = processes.start(f"vllm-router-{port}", argv, cores.router)
     url = f"http://127.0.0.1:{port}"
     wait_ok(f"{url}/health", "vllm-router", processes.folder / f"vllm-router-{port}.log")
