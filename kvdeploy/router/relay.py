@@ -35,12 +35,17 @@ class _Pipe:
     def __call__(self, chunk: bytes) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
-            return  # the client has left: its handler is being told
+            return  # it is over, or the client has left and its handler is being told
         self.tail = chunk
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk)
         if self._protocol.writing_paused:
             self._answer.hold(held=True)
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def close(self) -> bytes:
+        """Nothing more passes: what is written next are the last words. The last chunk."""
+        self._transport = None
+        return self.tail
 
     def _look(self) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -67,7 +72,7 @@ async def relay_stream(
             try:
                 await answer.pour(pipe)
             finally:
-                tail = pipe.tail
+                tail = pipe.close()
     except TimeoutError:
         error = answer.build_total_error(total_s)
     except ApiError as e:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from kvdeploy.router import wire
+from kvdeploy.router.errors import ApiError
+from kvdeploy.router.relay import relay_stream
 from kvdeploy.router.wire import Pool, Reply, WireError
 from tests.router.harness import run_fleet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from kvdeploy.router.wire import Sink
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -205,3 +211,37 @@ async def test_a_client_that_takes_nothing_holds_decode_back_and_gets_everything
             assert fleet.decode.done[-1:] != [fleet.decode.clients[0].request_id]
             got = await answer.read()
     assert got == line * 400 + b"data: [DONE]\n\n"
+
+
+class Endless:
+    """Decode's answer, which goes on when its time is over."""
+
+    first, content_type = b"data: 1\n\n", "text/event-stream"
+
+    def __init__(self) -> None:
+        self.ends_at = asyncio.get_running_loop().time() + 0.05
+        self.sink: Sink | None = None
+
+    async def pour(self, sink: Sink) -> None:
+        self.sink = sink
+        sink(b"data: 2\n\n")
+        await asyncio.Event().wait()
+
+    def build_total_error(self, _: float) -> ApiError:
+        assert self.sink is not None
+        self.sink(b"data: late\n\n")
+        return ApiError(504, "total_deadline", "too late")
+
+
+async def test_nothing_of_decode_comes_between_a_streams_end_and_its_last_words() -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        response, _ = await relay_stream(request, cast("Any", Endless()), total_s=0.05)
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/", serve)])
+    async with TestClient(TestServer(app)) as client:
+        got = await (await client.get("/")).text()
+    numbers, _, error = got.partition('data: {"error"')
+    assert numbers == "data: 1\n\ndata: 2\n\n"
+    assert "too late" in error
