@@ -8,7 +8,7 @@ KV     := $(BIN)/kvdeploy
 # Ansible's programs look for each other on PATH, and keep their files out of the home folder.
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-faults bench-nodes clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-faults bench-nodes bench-router clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -75,6 +75,10 @@ bench-faults: $(VENV)/.developing
 
 bench-nodes: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.nodes
+
+# VLLM_ROUTER=PROGRAM adds vllm-router, from an environment of its own, to the comparison.
+bench-router: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.router_speed --pin $(if $(VLLM_ROUTER),--vllm-router $(VLLM_ROUTER))
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

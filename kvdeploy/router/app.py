@@ -137,6 +137,8 @@ async def _read_body(request: web.Request, limit: int, *, timeout_s: float) -> b
     if (request.content_length or 0) > limit:
         raise errors.body_too_large(limit)
     try:
+        if request.content.is_eof():
+            return await request.read()  # all of it came with the headers: no wait to be bounded
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except TimeoutError:

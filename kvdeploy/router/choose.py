@@ -114,7 +114,7 @@ class Chooser:
         return few
 
     def _sort(self, engines: Sequence[EngineState], job: Job) -> list[EngineState]:
-        if self._table.config.policy == "round-robin":
+        if len(engines) == 1 or self._table.config.policy == "round-robin":
             return list(engines)
         return [engines[i] for i in policy.rank([self._cost(engine, job) for engine in engines])]
 

@@ -1,27 +1,25 @@
-"""HTTP to the engines: one pooled session, with foreign exceptions translated at this border.
+"""HTTP to the engines, with foreign exceptions translated at this border.
 
-Owns connections and the words for their failures. Never retries: a leg that was sent may have
+Owns the words for the failures of connections. Legs go over wires of our own, looks at engines
+over aiohttp's client, which costs more and does more. Never retries: a leg that was sent may have
 been taken up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Literal
 
 import aiohttp
 
 from kvdeploy.router.errors import EngineFailureError
+from kvdeploy.router.wire import KEEP_ALIVE_S, Pool, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from kvdeploy.router.states import EngineState
-
-# Below the 5 s after which a vLLM server closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-# 0.32), so that no leg is written to a connection that is being closed.
-_KEEP_ALIVE_S = 3.0
+    from kvdeploy.router.wire import Reply
 
 Look = Literal["ok", "refused", "sick", "slow"]
 """What one look at /health says."""
@@ -31,34 +29,45 @@ class EngineClient:
     def __init__(self, *, connect_s: float) -> None:
         self._connect_s = connect_s
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
             headers={"Accept-Encoding": "identity", "User-Agent": "kvdeploy-router"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
+        self._pools: dict[str, Pool] = {}
 
     async def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
         await self._session.close()
 
     async def post(
         self, to: EngineState, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """Raises EngineFailureError."""
-        with self._translating(to):
-            return await self._session.post(
-                to.engine.url + path, data=body, headers=headers, allow_redirects=False
-            )
+    ) -> Reply:
+        """The answer, from its status on. Raises EngineFailureError."""
+        url = to.engine.url
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = Pool(url, connect_s=self._connect_s)
+        try:
+            return await pool.post(path, body, headers)
+        except (WireError, OSError) as e:
+            raise self.translate(to, e) from e
 
-    async def read(self, to: EngineState, response: aiohttp.ClientResponse) -> bytes:
+    async def read(self, to: EngineState, reply: Reply) -> bytes:
         """The whole body. Raises EngineFailureError."""
-        with self._translating(to):
-            return await response.read()
+        try:
+            return await reply.read()
+        except WireError as e:
+            raise self.translate(to, e) from e
 
-    async def read_some(self, to: EngineState, response: aiohttp.ClientResponse) -> bytes:
+    async def read_some(self, to: EngineState, reply: Reply) -> bytes:
         """What has arrived, at least a byte; empty at the end. Raises EngineFailureError."""
-        with self._translating(to):
-            return await response.content.readany()
+        try:
+            return await reply.read_some()
+        except WireError as e:
+            raise self.translate(to, e) from e
 
     async def fetch(self, to: EngineState, path: str, timeout_s: float) -> str | None:
         """The text of a page, or None for whatever reason."""
@@ -90,26 +99,19 @@ class EngineClient:
             return "ok", ""
         return "sick", f"/health answered {response.status}"
 
-    @contextlib.contextmanager
-    def _translating(self, to: EngineState) -> Iterator[None]:
-        role = to.engine.role
-        try:
-            yield
-        except aiohttp.ServerTimeoutError as e:
+    def translate(self, to: EngineState, error: WireError | OSError) -> EngineFailureError:
+        """A leg's broken connection, in the words of the role whose it was."""
+        status, code = 502, "unreachable"
+        if isinstance(error, WireError):
+            code, message = "broke_off", f"{to.name} broke the connection off: {error}"
+        elif isinstance(error, TimeoutError):
+            status, code = 504, "connect"
             message = f"{to.name} did not take a connection within {self._connect_s} s"
-            raise EngineFailureError(
-                504, f"{role}_connect", message, engine=to.name, lost=True
-            ) from e
-        except aiohttp.ClientConnectorError as e:
-            message = f"{to.name} cannot be reached: {e.strerror or e}"
-            raise EngineFailureError(
-                502, f"{role}_unreachable", message, engine=to.name, lost=True
-            ) from e
-        except (aiohttp.ClientError, OSError) as e:
-            message = f"{to.name} broke the connection off: {_explain(e)}"
-            raise EngineFailureError(
-                502, f"{role}_broke_off", message, engine=to.name, lost=True
-            ) from e
+        else:
+            message = f"{to.name} cannot be reached: {error.strerror or error}"
+        return EngineFailureError(
+            status, f"{to.engine.role}_{code}", message, engine=to.name, lost=True
+        )
 
 
 def _explain(error: Exception) -> str:

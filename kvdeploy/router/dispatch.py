@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.routing import Deadlines
     from kvdeploy.router.background import Background
     from kvdeploy.router.states import Route
+    from kvdeploy.router.wire import Sink
 
 _SETTLE_S = 2.0
 """How long D may take to refuse what P has refused."""
@@ -51,14 +52,15 @@ class Answer:
     def content_type(self) -> str:
         return self._leg.content_type
 
-    async def read_some(self) -> bytes:
-        """More of a stream; empty at its end. Raises ApiError."""
-        try:
-            async with asyncio.timeout(self._inter_token_s):
-                return await self._leg.read_some()
-        except TimeoutError:
+    async def pour(self, sink: Sink) -> None:
+        """The rest of a stream into `sink`, as it comes. Raises ApiError."""
+        if not await self._leg.pour(sink, self._inter_token_s):
             message = f"{self._leg.to.name} sent nothing more for {self._inter_token_s} s"
-            raise deadline(message, code="inter_token_deadline") from None
+            raise deadline(message, code="inter_token_deadline")
+
+    def hold(self, *, held: bool) -> None:
+        """Let decode wait, or go on."""
+        self._leg.hold(held=held)
 
     def close(self) -> None:
         self._leg.close()

@@ -21,15 +21,15 @@ from kvdeploy.router.errors import (
     deadline,
 )
 from kvdeploy.router.judge import find_decode_fault, find_prefill_fault, find_stream_fault
+from kvdeploy.router.wire import WireError
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from kvdeploy.router.background import Background
     from kvdeploy.router.client import EngineClient
     from kvdeploy.router.metrics import Metrics
     from kvdeploy.router.states import EngineState
     from kvdeploy.router.table import Table
+    from kvdeploy.router.wire import Reply, Sink
 
 BACKGROUND_S = 300.0
 """How long a prefill leg may go on after its deadline was told to the client."""
@@ -61,11 +61,14 @@ async def run_prefill(
     started = time.perf_counter()
     try:
         async with asyncio.timeout(bound_s):
-            response = await wires.client.post(
+            reply = await wires.client.post(
                 to, job.endpoint, legs.build_prefill_body(job), legs.build_headers(job, rank)
             )
-            body = await wires.client.read(to, response)
-        _raise_for_status(to, response.status, response.headers.get("Content-Type", ""), body)
+            try:
+                body = await wires.client.read(to, reply)
+            finally:
+                reply.close()
+        _raise_for_status(to, reply.status, reply.content_type, body)
         return Prefilled(_judge_prefill(wires.table, to, rank, body, sent))
     except TimeoutError:
         message = f"{to.name} did not finish the prompt within {bound_s} s"
@@ -99,7 +102,6 @@ class DecodeLeg:
 
     def __init__(self, wires: Wires, job: legs.Job, to: EngineState, rank: int | None) -> None:
         self.to = to
-        self.status = 0
         self.content_type = ""
         self.settled = False
         """D answered, refused or died: it does not hold blocks that wait for a WRITE."""
@@ -108,7 +110,7 @@ class DecodeLeg:
         self._wires = wires
         self.job = job
         self._rank = rank
-        self._response: aiohttp.ClientResponse | None = None
+        self._reply: Reply | None = None
         self._task: asyncio.Task[bytes] | None = None
         self._started = time.perf_counter()
         self._closed = False
@@ -126,15 +128,35 @@ class DecodeLeg:
         self._task = asyncio.create_task(self._open(params))
         self._task.add_done_callback(_retrieve)
 
-    async def read_some(self) -> bytes:
-        """More of the body; empty at its end. Raises EngineFailureError."""
-        if self._response is None:
-            return b""
+    async def pour(self, sink: Sink, limit_s: float) -> bool:
+        """The rest of the body into `sink`, as it comes; False when nothing came for so long.
+
+        Raises EngineFailureError.
+        """
+        reply = self._reply
+        if reply is None:
+            return True
+        poured = reply.pour(sink)
+        now, idle_s = asyncio.get_running_loop().time, 0.0
+        while idle_s < limit_s:
+            await asyncio.wait({poured}, timeout=limit_s - idle_s)
+            if poured.done():
+                break
+            idle_s = 0.0 if reply.held else now() - reply.moved_at
+        else:
+            return False
         try:
-            return await self._wires.client.read_some(self.to, self._response)
-        except EngineFailureError as e:
-            _note(self._wires.table, self.to, e)
-            raise
+            poured.result()
+        except WireError as e:
+            error = self._wires.client.translate(self.to, e)
+            _note(self._wires.table, self.to, error)
+            raise error from e
+        return True
+
+    def hold(self, *, held: bool) -> None:
+        """Let D wait: its client takes no more at the moment."""
+        if self._reply is not None:
+            self._reply.hold(held=held)
 
     def close(self) -> None:
         """End the leg wherever it is; D aborts the request when its connection closes."""
@@ -142,8 +164,8 @@ class DecodeLeg:
             return
         self._closed = True
         self.task.cancel()
-        if self._response is not None:
-            self._response.close()
+        if self._reply is not None:
+            self._reply.close()
         _load(self._wires, self.to, 0, -1)
         elapsed = time.perf_counter() - self._started
         self._wires.metrics.leg_seconds.labels(self.to.name, self.to.engine.role).observe(elapsed)
@@ -152,25 +174,24 @@ class DecodeLeg:
         """The whole body, or a stream's first bytes. Raises ApiError."""
         job, client = self.job, self._wires.client
         try:
-            response = self._response = await client.post(
+            reply = self._reply = await client.post(
                 self.to,
                 job.endpoint,
                 legs.build_decode_body(job, params),
                 legs.build_headers(job, self._rank),
             )
-            self.status = response.status
-            self.content_type = response.headers.get("Content-Type", "application/json")
+            self.content_type = reply.content_type
             # vLLM sends a stream's headers before it has a token: they settle nothing.
-            if job.stream and response.status == 200:
-                body = await client.read_some(self.to, response)
+            if job.stream and reply.status == 200:
+                body = await client.read_some(self.to, reply)
             else:
-                body = await client.read(self.to, response)
+                body = await client.read(self.to, reply)
         except EngineFailureError as e:
             self.settled = True
             _note(self._wires.table, self.to, e)
             raise
         self.settled = True
-        _raise_for_status(self.to, response.status, self.content_type, body)
+        _raise_for_status(self.to, reply.status, self.content_type, body)
         if not body:
             fault = "ended its answer before the first byte"
         else:

@@ -24,6 +24,7 @@ ID_PREFIX: dict[Endpoint, str] = {
     "/v1/chat/completions": "chatcmpl-",
 }
 MAX_CLIENT_ID = 128
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 # P generates one token that nobody reads: what only shapes the answer is dropped from its leg.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs")
 
@@ -107,7 +108,7 @@ def build_prefill_body(job: Job) -> bytes:
         "remote_port": None,
         "transfer_id": job.request_id,
     }
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _encode(body).encode()
 
 
 def build_push_params(job: Job, at: Coordinates) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def build_decode_body(job: Job, params: dict[str, Any] | None) -> bytes:
     if params is None:
         return job.raw
     head = job.raw.rstrip()[:-1]
-    return head + b',"kv_transfer_params":' + json.dumps(params).encode() + b"}"
+    return head + b',"kv_transfer_params":' + _encode(params).encode() + b"}"
 
 
 def build_headers(job: Job, rank: int | None) -> dict[str, str]:

@@ -43,37 +43,30 @@ def build_keys(prompt: object, block_size: int) -> tuple[Key, ...]:
     `prompt` is text, token ids or chat messages; of anything else nothing is known.
     """
     if isinstance(prompt, str):
-        unit, data = block_size * CHARS_PER_TOKEN, _encode(prompt[: _chars(block_size)])
-    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        text = _join(prompt, _chars(block_size))
-        unit, data = block_size * CHARS_PER_TOKEN, _encode(text)
-    elif isinstance(prompt, list):
-        try:
-            unit, data = block_size, array("I", prompt[: block_size * LONGEST]).tobytes()
-        except (TypeError, OverflowError):
-            return ()
-    else:
+        return tuple(_digest(prompt, block_size * CHARS_PER_TOKEN, block_size))
+    if not isinstance(prompt, list):
         return ()
-    return tuple(_digest(data, unit * 4, block_size))
+    if prompt and isinstance(prompt[0], dict):
+        text = _join(prompt, block_size * CHARS_PER_TOKEN * LONGEST)
+        return tuple(_digest(text, block_size * CHARS_PER_TOKEN, block_size))
+    try:
+        tokens = array("I", prompt[: block_size * LONGEST])
+    except (TypeError, OverflowError):
+        return ()
+    return tuple(_digest(tokens, block_size, block_size))
 
 
-def _encode(text: str) -> bytes:
-    """Four bytes a letter; JSON may hold halves of letters, which no other encoding takes."""
-    return text.encode("utf-32-le", "surrogatepass")
-
-
-def _digest(data: bytes, unit: int, block_size: int) -> Iterator[Key]:
+def _digest(prompt: str | array[int], unit: int, block_size: int) -> Iterator[Key]:
+    """`unit` letters or tokens are a block."""
     known = hashlib.blake2b(digest_size=12)
     done, blocks = 0, 1
-    while blocks * unit <= len(data) and blocks <= LONGEST:
-        known.update(data[done : blocks * unit])
+    while blocks * unit <= len(prompt) and blocks <= LONGEST:
+        piece = prompt[done : blocks * unit]
+        # JSON may hold halves of letters.
+        known.update(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece)
         done = blocks * unit
         yield Key(known.digest(), blocks * block_size)
         blocks *= 2
-
-
-def _chars(block_size: int) -> int:
-    return block_size * CHARS_PER_TOKEN * LONGEST
 
 
 def _join(messages: list[Any], limit: int) -> str:

@@ -88,7 +88,7 @@ def test_the_routers_lock_satisfies_what_kvdeploy_asks_for() -> None:
         for r in map(Requirement, metadata.requires("kvdeploy") or ())
         if r.marker is None
     }
-    for name in ("aiohttp", "prometheus-client", "pydantic", "uvloop"):
+    for name in ("aiohttp", "httptools", "prometheus-client", "pydantic", "uvloop"):
         assert pins()[name] in wanted[canonicalize_name(name)]
 
 
