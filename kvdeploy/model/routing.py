@@ -81,8 +81,8 @@ class RouterConfig(Stored):
     """Tokens a KV block."""
     drain_lost_share: float = 0.25
     """A decode that may have lost so much of its KV to requests whose KV never came is drained."""
-    prefill_at_once: int | None = None
-    """Requests that a prefill engine is given at once; None is any number."""
+    prefill_at_once: int | Literal["auto"] | None = None
+    """Requests that a prefill engine is given at once; None is any number, auto is found."""
     decode_at_once: int | None = None
     """Requests that a decode engine is given at once; None is any number."""
     queue_size: int = 1024

@@ -185,12 +185,10 @@ class RouterSpec(Frozen):
         gt=0,
         le=1,
     )
-    prefill_at_once: int | None = knob(
+    prefill_at_once: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] | None = knob(
         None,
-        doc="requests a prefill engine is given at once; default: any number",
+        doc="requests a prefill engine is given: N at once, or auto; default: any",
         change=Change.ROUTER,
-        ge=1,
-        le=100_000,
     )
     decode_at_once: int | None = knob(
         None,
