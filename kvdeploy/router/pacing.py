@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-CROWDED = 0.4
+CROWDED = 0.3
 """The limit is too small when work waits over this share of the time that it is in the engine."""
 QUIET = 0.1
 """Below this share a smaller limit may do."""
 RISING = 0.7
 """A queue that has shrunk to less than this since the window began is left to go by itself."""
-FLOOD = 4
-"""A queue of so many times what the engine holds doubles the limit at once."""
 ROOM = 0.85
 """A smaller limit must have been seen to carry this much more than is asked of it now."""
-LEGS = 12
+LEGS = 16
 """Prompts that a window lasts at least: fewer say little."""
 FORGET = 96
 """Windows after which what a limit could carry is tried again: prompts may have become others."""
@@ -105,12 +103,12 @@ class Pacer:
     def tell(self, now: float, *, held: int, work: float) -> None:
         """From now on the engine has so many prompts, together so much work (`weigh`)."""
         self._sum(now)
-        ended, worked = self._held - held, self._work
+        ended = self._held - held
         if not self._held:
             self._ended_at = now
         self._held, self._work = held, work
         for _ in range(ended):
-            self._end(now, worked)
+            self._end(now)
 
     def _sum(self, now: float) -> None:
         window, passed_s = self._window, now - self._at
@@ -122,15 +120,12 @@ class Pacer:
             window.full_s += passed_s
         self._at, self._area = now, area
 
-    def _end(self, now: float, worked: float) -> None:
-        """One prompt is done; `worked` is what the engine had until now."""
+    def _end(self, now: float) -> None:
         self._ended_at = now
         if self._settling:
             self._settling -= 1
             if not self._settling:
                 self._open(now)
-                if self._backlog.work > FLOOD * worked:
-                    self._set(now, 2 * self.limit)
             return
         window = self._window
         window.ended += 1

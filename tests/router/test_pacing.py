@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdeploy.router.pacing import MOST, Backlog, Pacer, weigh
+from kvdeploy.router.pacing import LEGS, MOST, Backlog, Pacer, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,11 +116,13 @@ def test_it_comes_down_again_when_the_load_does() -> None:
     assert engine.pacer.limit == 1
 
 
-def test_a_flood_raises_the_limit_at_once() -> None:
+def test_what_comes_at_once_raises_the_limit_after_one_window() -> None:
     engine = Engine()
     engine.burst(64)
-    engine.run(0.5, rate=0)
-    assert engine.pacer.limit >= 4
+    engine.run(LEGS * 0.06, rate=0)
+    assert engine.pacer.limit == 1
+    engine.run((LEGS + 2) * 0.06, rate=0)
+    assert engine.pacer.limit == 2
 
 
 def test_a_limit_that_was_too_small_is_left_alone_for_a_while_and_then_tried_again() -> None:
