@@ -187,7 +187,7 @@ async def test_an_automatic_limit_begins_with_one_and_rises_with_the_queue() -> 
         fleet.prefill.gate.clear()
         asked = ask(fleet, 40)
         await until_queued(fleet, 39)
-        assert len(fleet.prefill.clients) == 1
+        await fleet.until(lambda: len(fleet.prefill.clients) == 1, "one was sent")
         fleet.prefill.gate.set()
         assert [(await one)[0] for one in asked] == [200] * 40
         limit = await fleet.metric(LIMIT)
@@ -204,7 +204,7 @@ async def test_each_prefill_has_a_limit_of_its_own() -> None:
         asked = ask(fleet, 5)
         await until_queued(fleet, 3)
         prefills = [e for e in fleet.engines.values() if e.role == "prefill"]
-        assert [len(engine.clients) for engine in prefills] == [1, 1]
+        await fleet.until(lambda: [len(e.clients) for e in prefills] == [1, 1], "each has one")
         # Half of what waits is each one's share.
         assert fleet.service.table.backlog.work == weigh(3, 12) / 2
         for engine in fleet.engines.values():
@@ -251,8 +251,18 @@ async def test_a_limit_that_was_found_survives_a_reload() -> None:
         fleet.prefill.gate.set()
         await asyncio.gather(*asked)
         found = await fleet.metric(LIMIT)
-        fixed = fleet.config.model_copy(update={"prefill_at_once": 2})
+        fixed = fleet.config.model_copy(update={"prefill_at_once": 99})
         fleet.service.reload(fixed, fleet.service.keys)
-        assert await fleet.metric(LIMIT) == 2
+        assert await fleet.metric(LIMIT) == 99
         fleet.service.reload(fleet.config, fleet.service.keys)
         assert await fleet.metric(LIMIT) == found > 1
+
+
+async def test_a_prefill_that_is_gone_has_no_limit_any_more() -> None:
+    gone = LIMIT.replace("prefill-0", "prefill-1")
+    async with run_fleet(2, 1, prefill_at_once=3) as fleet:
+        assert await fleet.metric(gone) == 3
+        kept = tuple(e for e in fleet.config.engines if e.name != "prefill-1")
+        fleet.service.reload(fleet.config.model_copy(update={"engines": kept}), fleet.service.keys)
+        assert await fleet.metric(gone) == 0
+        assert await fleet.metric(LIMIT) == 3

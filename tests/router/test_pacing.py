@@ -144,17 +144,45 @@ def watch(engine: Engine, *, seconds: int, rate: float) -> list[int]:
 
 
 def test_one_long_prompt_among_short_ones_changes_nothing() -> None:
-    """Much waits while it is computed, but little work."""
+    """Many prompts wait while it is computed, whenever one looks, but little work."""
     backlog = Backlog()
     pacer = Pacer(backlog)
     now = 0.0
     for _ in range(40):
-        for tokens, takes_s in [(30_000, 1.0)] + [(100, 0.03)] * 11:
+        for tokens, takes_s in [(30_000, 1.0)] + [(100, 0.03)] * (LEGS - 1):
             pacer.tell(now, held=1, work=weigh(1, tokens))
             backlog.tell(now, weigh(11, 1100) if tokens > 100 else 0.0)
             now += takes_s
             pacer.tell(now, held=0, work=0.0)
     assert pacer.limit == 1
+
+
+def test_a_little_that_waits_all_the_while_raises_the_limit_by_one_after_two_windows() -> None:
+    backlog = Backlog()
+    pacer = Pacer(backlog)
+    backlog.tell(0.0, 0.45 * weigh(1, TOKENS))
+    limits = []
+    pacer.tell(0.0, held=1, work=weigh(1, TOKENS))
+    for leg in range(1, 2 * LEGS + 2):
+        pacer.tell(leg / 10, held=0, work=0.0)
+        limits.append(pacer.limit)
+        pacer.tell(leg / 10, held=1, work=weigh(1, TOKENS))
+    assert limits == [1] * 2 * LEGS + [2]
+
+
+def test_a_queue_before_an_engine_that_has_room_waits_for_something_else() -> None:
+    """For decode, perhaps: two ranks could have a prompt each, and one of them has none."""
+    backlog = Backlog()
+    pacer = Pacer(backlog, least=2)
+    backlog.tell(0.0, weigh(9, 9 * TOKENS))
+    feed(pacer, until=lambda now: now > 20)
+    assert pacer.limit == 2
+
+
+def test_what_can_never_be_carried_does_not_raise_the_limit_for_ever() -> None:
+    engine = Engine()
+    engine.run(240, rate=60)
+    assert engine.pacer.limit == MOST
 
 
 def test_what_hangs_in_the_engine_does_not_stop_the_others_for_ever() -> None:
