@@ -96,8 +96,8 @@ class RouterConfig(Stored):
     """Tokens a KV block."""
     drain_lost_share: float = 0.25
     """A decode that may have lost so much of its KV to requests whose KV never came is drained."""
-    prefill_at_once: int | None = None
-    """Requests that a prefill engine is given at once; None is any number."""
+    prefill_at_once: int | Literal["auto"] | None = None
+    """Requests that a prefill engine is given at once; None is any number, auto is found."""
     decode_at_once: int | None = None
     """Requests that a decode engine is given at once; None is any number."""
     queue_size: int = 1024
@@ -144,8 +144,11 @@ class RouterConfig(Stored):
         if workers == 1:
             return self
         limits = ("prefill_at_once", "decode_at_once", "queue_size")
-        parts = {name: getattr(self, name) for name in limits}
-        parts = {name: value and ceil(value / workers) for name, value in parts.items()}
+        parts = {
+            name: ceil(value / workers)
+            for name in limits
+            if isinstance(value := getattr(self, name), int)
+        }
         return self.model_copy(
             update={**parts, "drain_lost_share": self.drain_lost_share / workers}
         )

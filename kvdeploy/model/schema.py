@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -61,11 +61,25 @@ class Key:
 
     @property
     def annotation(self) -> Any:  # noqa: ANN401 - whatever the model declares
-        """The declared type without `| None`."""
-        kept = [a for a in get_args(self.info.annotation) if a is not types.NoneType]
-        origin = get_origin(self.info.annotation)
-        is_optional = origin in {Union, types.UnionType} and len(kept) == 1
-        return kept[0] if is_optional else self.info.annotation
+        """The declared type without `| None`, and without words that may stand in its place."""
+        kept = [a for a in self._members if get_origin(a) is not Literal] or self._members
+        first = kept[0] if len(kept) == 1 else self.info.annotation
+        return get_args(first)[0] if get_origin(first) is Annotated else first
+
+    @property
+    def _members(self) -> list[Any]:
+        """Of a union, all but None; else the one declared type."""
+        declared = self.info.annotation
+        if get_origin(declared) not in {Union, types.UnionType}:
+            return [declared]
+        return [a for a in get_args(declared) if a is not types.NoneType]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What may be given instead of a value of the declared type."""
+        if len(self._members) == 1:
+            return ()
+        return tuple(w for a in self._members if get_origin(a) is Literal for w in get_args(a))
 
     @property
     def section(self) -> type[BaseModel] | None:
@@ -90,7 +104,9 @@ class Key:
 
     def limit(self, name: str) -> Any:  # noqa: ANN401 - a number or a pattern
         """A limit such as 'ge' or 'pattern'; None when there is none."""
-        found = (getattr(m, name, None) for m in self.info.metadata)
+        inner = [i for a in self._members if get_origin(a) is Annotated for i in get_args(a)[1:]]
+        infos = [m for i in inner for m in getattr(i, "metadata", [i])]
+        found = (getattr(m, name, None) for m in [*self.info.metadata, *infos])
         return next((v for v in found if v is not None), None)
 
     @property

@@ -192,12 +192,10 @@ class RouterSpec(Frozen):
         gt=0,
         le=1,
     )
-    prefill_at_once: int | None = knob(
+    prefill_at_once: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] | None = knob(
         None,
-        doc="requests a prefill engine is given at once, by all workers; default: any number",
+        doc="prompts a prefill engine is given, by all workers: N at once, or auto; default: any",
         change=Change.RELOAD,
-        ge=1,
-        le=100_000,
     )
     decode_at_once: int | None = knob(
         None,

@@ -80,7 +80,7 @@ def _wrong_value(key: Key, loc: Loc, value: Any, raw: str | None) -> str:  # noq
 
 
 def _end(key: Key, value: object) -> str:
-    meant = did_you_mean(value, key.choices) if isinstance(value, str) else ""
+    meant = did_you_mean(value, key.choices or key.words) if isinstance(value, str) else ""
     return f".{meant}" if meant else ""
 
 
@@ -100,7 +100,8 @@ def _expected(key: Key) -> tuple[str, bool]:
         if key.limit("pattern"):
             return _doc(key).partition(";")[0], True
         return "text that is not empty" if key.limit("min_length") else "text", True
-    return _NUMBERS[declared] + _range(key), False
+    words = "".join(f"{word} or " for word in key.words)
+    return words + _NUMBERS[declared] + _range(key), False
 
 
 _NUMBERS: Final = {int: "a whole number", float: "a number", bool: "true or false"}

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from kvdeploy.router.loads import find_limit
+
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
+    from kvdeploy.model.routing import RouterConfig
     from kvdeploy.router.service import Service
     from kvdeploy.router.states import EngineState
 
@@ -30,7 +33,7 @@ class AdminRoutes:
         table = self._service.table
         return web.json_response(
             {
-                "engines": {engine.name: tell(engine) for engine in table.engines.values()},
+                "engines": {e.name: tell(e, table.config) for e in table.engines.values()},
                 "pairs": {
                     name: {"state": pair.state, "reason": pair.explain()}
                     for name, pair in table.pairs.items()
@@ -56,10 +59,10 @@ class AdminRoutes:
             good = ", ".join(self._service.table.engines)
             raise web.HTTPNotFound(text=f"There is no engine {name!r}; there are {good}.\n")
         self._service.table.hold(engine, held=held)
-        return web.json_response({name: tell(engine)})
+        return web.json_response({name: tell(engine, self._service.config)})
 
 
-def tell(engine: EngineState) -> dict[str, Any]:
+def tell(engine: EngineState, config: RouterConfig) -> dict[str, Any]:
     """One engine, for people."""
     told: dict[str, Any] = {
         "state": engine.condition,
@@ -70,6 +73,7 @@ def tell(engine: EngineState) -> dict[str, Any]:
     }
     if engine.engine.role == "prefill":
         told["prompt_tokens"] = engine.prompt_tokens
+        told["limit"] = find_limit(config, engine)
         told["engine_ids"] = sorted(known.engine_id for known in engine.identities.values())
     else:
         told["lost_blocks"] = engine.lost_blocks

@@ -1,8 +1,8 @@
 """How many requests engines are given at once, and where the others wait.
 
 Owns the queue. A request waits here before either of its legs is sent: prefill holds no blocks for
-it yet, so that no lease can run out in this queue. Both caps are fixed numbers: the best number of
-prefills at once depends on the load, and adapting to it has not been measured here yet.
+it yet, so that no lease can run out in this queue. What waits for prefill is told to the table's
+backlog: it is what an automatic limit is found by.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from kvdeploy.router import errors
+from kvdeploy.router import errors, loads
+from kvdeploy.router.pacing import weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _WOKEN = 8
 """Requests that look again when something changes: what the first may not use, the next may."""
+_LOOK_S = 0.5
+"""An automatic limit makes room by itself, in time, for an engine that ends nothing any more."""
 
 
 class Admission:
@@ -34,7 +37,9 @@ class Admission:
         self._table = table
         self._chooser = chooser
         self._metrics = metrics
-        self._waiting: dict[asyncio.Event, None] = {}
+        self._waiting: dict[asyncio.Event, float] = {}
+        self._work = 0.0
+        self._look: asyncio.TimerHandle | None = None
         table.on_change = self._wake
 
     @property
@@ -64,16 +69,15 @@ class Admission:
         wait_s = min(config.queue_wait_s, until - asyncio.get_running_loop().time())
         started = time.perf_counter()
         woken = asyncio.Event()
-        self._waiting[woken] = None
-        self._metrics.queued.set(len(self._waiting))
+        work = weigh(1, job.prompt_tokens) if job.needs_prefill else 0.0
+        self._join(woken, work)
         try:
             async with asyncio.timeout(wait_s):
                 return await self._wait(woken, job, allows)
         except TimeoutError:
             raise errors.queue_timeout(wait_s) from None
         finally:
-            del self._waiting[woken]
-            self._metrics.queued.set(len(self._waiting))
+            self._leave(woken)
             self._metrics.queue_seconds.observe(time.perf_counter() - started)
             # Whoever leaves may leave room, and is never the one that the next waits for.
             asyncio.get_running_loop().call_soon(self._wake)
@@ -89,17 +93,35 @@ class Admission:
 
     def _choose(self, job: Job, allows: Allows) -> Route | None:
         config = self._table.config
-        most_prefill = config.prefill_at_once if job.needs_prefill else None
-        most_decode = config.decode_at_once
 
         def has_room(prefill: EngineState, decode: EngineState) -> bool:
-            if most_prefill is not None and prefill.requests >= most_prefill:
+            if job.needs_prefill and not loads.has_room(config, prefill):
                 return False
-            if most_decode is not None and decode.requests >= most_decode:
-                return False
-            return allows(prefill, decode)
+            return loads.has_room(config, decode) and allows(prefill, decode)
 
         return self._chooser.choose(job, has_room)
+
+    def _join(self, woken: asyncio.Event, work: float) -> None:
+        self._waiting[woken] = work
+        self._tell(work)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+
+    def _leave(self, woken: asyncio.Event) -> None:
+        self._tell(-self._waiting.pop(woken))
+        if not self._waiting and self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _tell(self, work: float) -> None:
+        self._work += work
+        share = self._work / max(1, len(self._table.open_prefills))
+        self._table.backlog.tell(time.perf_counter(), share)
+        self._metrics.queued.set(len(self._waiting))
+
+    def _look_again(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(StopIteration):

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvdeploy.router import legs
+from kvdeploy.router import legs, loads
 from kvdeploy.router.errors import (
     ApiError,
     EngineBusyError,
@@ -261,9 +261,7 @@ def _note(table: Table, to: EngineState, error: ApiError) -> None:
 
 
 def _load(wires: Wires, to: EngineState, tokens: int, requests: int) -> None:
-    to.prompt_tokens += tokens
-    to.requests += requests
-    wires.metrics.in_flight.labels(to.name).set(to.requests)
+    loads.count(wires.table.config, wires.metrics, to, tokens=tokens, requests=requests)
     if requests < 0:
         wires.table.on_change()
 

@@ -102,6 +102,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=at,
         )
+        self.prefill_limit = Gauge(
+            "kvdeploy_router_prefill_limit",
+            "Requests that a prefill engine is given at once; +Inf is any number",
+            ("engine",),
+            registry=at,
+        )
         self.choices = Counter(
             "kvdeploy_router_choices_total",
             "Requests given to an engine, and whether it had been sent the prompt's beginning",
@@ -216,6 +222,8 @@ class Metrics:
                 self.engine_state.remove(name, state)
             with contextlib.suppress(KeyError):
                 self.lost_blocks.remove(name)
+            with contextlib.suppress(KeyError):
+                self.prefill_limit.remove(name)
         for pair in pairs:
             self.pair_ready.remove(*pair.split("/"))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.routing import Engine
     from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
+    from kvdeploy.router.pacing import Pacer
 
 PairState = Literal["ready", "warming", "down", "refused", "draining"]
 Condition = Literal["up", "down", "refused", "draining"]
@@ -47,6 +48,8 @@ class EngineState:
     identities: dict[int | None, Coordinates] = field(default_factory=dict)
     """By data parallel rank; None is the only rank of an engine without data parallelism."""
     standing: Standing = field(default_factory=Standing)
+    pacer: Pacer | None = None
+    """Of a prefill engine: it watches whatever the admission is, and rules when that is auto."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: int = 0
     _life: asyncio.Future[None] | None = None

@@ -11,14 +11,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from kvdeploy.router import loads
 from kvdeploy.router.errors import EngineBusyError, EngineFailureError
+from kvdeploy.router.pacing import Backlog, Pacer
 from kvdeploy.router.policy import order_pairs
 from kvdeploy.router.states import CONDITIONS, EngineState, Pair, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvdeploy.model.routing import RouterConfig
+    from kvdeploy.model.routing import Engine, RouterConfig
     from kvdeploy.router.gauges import KvGauges
     from kvdeploy.router.legs import Coordinates
     from kvdeploy.router.metrics import Metrics
@@ -37,6 +39,7 @@ class Table:
         self.config = config
         self.engines: dict[str, EngineState] = {}
         self.pairs: dict[str, Pair] = {}
+        self.backlog = Backlog()
         self.on_change: Callable[[], None] = _nothing
         """Told when an engine may have got room, or a pair has become ready or not."""
         self._metrics = metrics
@@ -52,7 +55,7 @@ class Table:
         self.engines = {
             engine.name: known
             if (known := gone.get(engine.name)) and known.engine == engine
-            else EngineState(engine)
+            else EngineState(engine, pacer=self._build_pacer(engine))
             for engine in config.engines
         }
         old, self.pairs = self.pairs, {}
@@ -74,6 +77,9 @@ class Table:
         self._open = []
         self._metrics.complete.set(0)
         self.refresh()
+
+    def _build_pacer(self, engine: Engine) -> Pacer | None:
+        return Pacer(self.backlog, least=engine.dp_size) if engine.role == "prefill" else None
 
     def by_decode(self, decode: EngineState) -> list[Pair]:
         return self._of.get(decode.name, [])
@@ -271,6 +277,8 @@ class Table:
         if engine is not None and self.engines.get(engine.name) is not engine:
             return
         for one in self.engines.values() if engine is None else (engine,):
+            if one.pacer is not None:
+                loads.show_limit(self.config, self._metrics, one)
             for condition in CONDITIONS:
                 state = self._metrics.engine_state.labels(one.name, condition)
                 state.set(one.condition == condition)

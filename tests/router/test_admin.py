@@ -43,6 +43,7 @@ async def test_the_state_of_engines_pairs_and_queue_is_shown() -> None:
                 "url": fleet.prefill.describe().url,
                 "requests": 1,
                 "epoch": 0,
+                "limit": None,
                 "prompt_tokens": 4,
                 "engine_ids": ["prefill-0-g1"],
             },

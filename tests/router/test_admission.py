@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvdeploy.router.admission import Admission
 from kvdeploy.router.choose import Chooser
+from kvdeploy.router.loads import find_limit
 from kvdeploy.router.metrics import Metrics
+from kvdeploy.router.pacing import weigh
+from kvdeploy.router.reading import Reading
 from tests.router.harness import run_fleet
 from tests.router.test_choose import anyone, build_table, job
 
@@ -173,3 +177,93 @@ async def test_who_comes_when_there_is_room_again_does_not_overtake_who_waits() 
     done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
     assert first in done
     assert await second
+
+
+LIMIT = 'kvdeploy_router_prefill_limit{engine="prefill-0"}'
+
+
+async def test_an_automatic_limit_begins_with_one_and_rises_with_the_queue() -> None:
+    async with run_fleet(prefill_at_once="auto", admin_port=0) as fleet:
+        assert await fleet.metric(LIMIT) == 1
+        fleet.prefill.gate.clear()
+        asked = ask(fleet, 40)
+        await until_queued(fleet, 39)
+        await fleet.until(lambda: len(fleet.prefill.clients) == 1, "one was sent")
+        fleet.prefill.gate.set()
+        assert [(await one)[0] for one in asked] == [200] * 40
+        limit = await fleet.metric(LIMIT)
+        prefill = fleet.service.table.engines["prefill-0"]
+        assert limit > 1
+        assert find_limit(fleet.service.config, prefill) == limit
+        assert fleet.service.table.backlog.work == 0
+
+
+async def test_each_prefill_has_a_limit_of_its_own() -> None:
+    async with run_fleet(2, 1, prefill_at_once="auto") as fleet:
+        for engine in fleet.engines.values():
+            engine.gate.clear()
+        asked = ask(fleet, 5)
+        await until_queued(fleet, 3)
+        prefills = [e for e in fleet.engines.values() if e.role == "prefill"]
+        await fleet.until(lambda: [len(e.clients) for e in prefills] == [1, 1], "each has one")
+        # Half of what waits is each one's share.
+        assert fleet.service.table.backlog.work == weigh(3, 12) / 2
+        for engine in fleet.engines.values():
+            engine.gate.set()
+        assert [(await one)[0] for one in asked] == [200] * 5
+
+
+async def test_a_prompt_that_hangs_in_prefill_does_not_hold_up_the_others() -> None:
+    async with run_fleet(prefill_at_once="auto") as fleet:
+        prefill = fleet.service.table.engines["prefill-0"]
+        assert prefill.pacer is not None
+        for _ in range(30):
+            assert (await fleet.post())[0] == 200
+        fleet.prefill.gate.clear()
+        asked = ask(fleet, 2)
+        # Nothing happens that would wake the queue: it must look by itself.
+        await fleet.until(lambda: len(fleet.prefill.clients) == 32, "the second was sent as well")
+        fleet.prefill.gate.set()
+        assert [(await one)[0] for one in asked] == [200] * 2
+
+
+async def test_what_decode_computes_alone_does_not_wait_for_prefill() -> None:
+    async with run_fleet(prefill_at_once="auto", mode_header=True, decode_at_once=2) as fleet:
+        fleet.prefill.gate.clear()
+        held = ask(fleet, 2)
+        await until_queued(fleet, 1)
+        status, _, _ = await fleet.post(headers={"X-Kvdeploy-Mode": "aggregated"})
+        fleet.prefill.gate.set()
+        assert status == 200
+        assert [(await one)[0] for one in held] == [200, 200]
+
+
+@pytest.mark.parametrize(("given", "shown"), [(None, math.inf), (3, 3.0), ("auto", 1.0)])
+async def test_the_limit_is_shown(given: object, shown: float) -> None:
+    async with run_fleet(prefill_at_once=given) as fleet:
+        assert await fleet.metric(LIMIT) == shown
+
+
+async def test_a_limit_that_was_found_survives_a_reload() -> None:
+    async with run_fleet(prefill_at_once="auto") as fleet:
+        fleet.prefill.gate.clear()
+        asked = ask(fleet, 40)
+        await until_queued(fleet, 39)
+        fleet.prefill.gate.set()
+        await asyncio.gather(*asked)
+        found = await fleet.metric(LIMIT)
+        fixed = fleet.config.model_copy(update={"prefill_at_once": 99})
+        fleet.service.reload(Reading(config=fixed, keys=fleet.service.keys, tls=None))
+        assert await fleet.metric(LIMIT) == 99
+        fleet.service.reload(Reading(config=fleet.config, keys=fleet.service.keys, tls=None))
+        assert await fleet.metric(LIMIT) == found > 1
+
+
+async def test_a_prefill_that_is_gone_has_no_limit_any_more() -> None:
+    gone = LIMIT.replace("prefill-0", "prefill-1")
+    async with run_fleet(2, 1, prefill_at_once=3) as fleet:
+        assert await fleet.metric(gone) == 3
+        kept = tuple(e for e in fleet.config.engines if e.name != "prefill-1")
+        fleet.service.reload(fleet.config.model_copy(update={"engines": kept}), fleet.service.keys)
+        assert await fleet.metric(gone) == 0
+        assert await fleet.metric(LIMIT) == 3

@@ -221,4 +221,6 @@ def test_workers_divide_what_is_meant_for_all_of_them() -> None:
     part = config.share(4)
     assert (part.decode_at_once, part.queue_size, part.drain_lost_share) == (3, 25, 0.1)
     assert part.prefill_at_once is None
+    auto = config.model_copy(update={"prefill_at_once": "auto"})
+    assert auto.share(4).prefill_at_once == "auto"
     assert config.share(1) is config

@@ -47,3 +47,9 @@ def test_the_way_to_a_key_ends_at_the_deepest_one_that_is_known() -> None:
 
 def test_a_place_in_a_list_is_shown_in_brackets() -> None:
     assert dotted(("aws", "network", "allowed_cidrs", 0)) == "aws.network.allowed_cidrs[0]"
+
+
+@pytest.mark.parametrize("given", ["auto", 1, 7, None])
+def test_prefill_at_once_is_a_number_or_auto(given: object) -> None:
+    spec = ClusterSpec.model_validate({"name": "demo", "router": {"prefill_at_once": given}})
+    assert spec.router.prefill_at_once == given

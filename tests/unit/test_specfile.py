@@ -277,6 +277,15 @@ def test_an_overlay_leaves_the_other_end_of_an_anchor_alone(tmp_path: Path) -> N
         ("fleet.prefil.count=2", "fleet.prefil: unknown key. Did you mean prefill?"),
         ("fleet.prefil=null", "fleet.prefil: unknown key. Did you mean prefill?"),
         ("router.port=x", "router.port: must be a whole number from 1 to 65535, not 'x'"),
+        (
+            "router.prefill_at_once=0",
+            "router.prefill_at_once: must be auto or a whole number from 1 to 100000, not 0",
+        ),
+        (
+            "router.prefill_at_once=Aut",
+            "router.prefill_at_once: must be auto or a whole number from 1 to 100000, not 'Aut'. "
+            "Did you mean auto?",
+        ),
         ("model.served_name=no", 'model.served_name: must be text, and YAML reads no as false; write "no"'),
         ("name.x=1", "name: must be lower case letters, digits and dashes, 2-31 long, not a map"),
         ("name=null", "name: is required: lower case letters, digits and dashes, 2-31 long"),
