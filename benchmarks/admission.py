@@ -4,7 +4,7 @@
 
 The engines run already. For each limit (`router.prefill_at_once`: 1, 2, 4, 8, none, auto) a router
 of its own is started before them, and for each load so many clients ask, stream, and ask again: 3 s
-that do not count, then 12 s. Prompts are token ids, a share of them the same for all. With --url
+that do not count (12 s for auto, to find its limit), then 12 s. Prompts are token ids, a share of them the same for all. With --url
 nothing is started, and that endpoint is measured. Needs what the router needs: aiohttp, pydantic,
 uvloop and prometheus_client.
 """
@@ -90,9 +90,9 @@ class Load:
         self._session, self._url, self._options = session, url, options
         self._prompts = prompts
 
-    async def run(self, clients: int) -> dict[str, Any]:
+    async def run(self, clients: int, warm_up_s: float) -> dict[str, Any]:
         counted = Samples()
-        begins = time.perf_counter() + self._options.warm_up_s
+        begins = time.perf_counter() + warm_up_s
         ends = begins + self._options.seconds_each
 
         async def client() -> None:
@@ -102,7 +102,7 @@ class Load:
         watching = asyncio.create_task(self._watch(counted, begins))
         asking = [asyncio.create_task(client()) for _ in range(clients)]
         try:
-            limit_s = self._options.warm_up_s + self._options.seconds_each + LATE_S
+            limit_s = warm_up_s + self._options.seconds_each + LATE_S
             done, late = await asyncio.wait(asking, timeout=limit_s)
         finally:
             for task in (watching, *asking):
@@ -274,14 +274,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, A
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=wait, connector=connector) as session:
         for number in range(options.rounds):
-            for limit in limits:
+            # There and back: what changes with time is then no limit's alone.
+            for limit in reversed(limits) if number % 2 else limits:
+                warm_up_s = options.settle_s if limit == "auto" else options.warm_up_s
                 async with contextlib.AsyncExitStack() as stack:
                     url = options.url or await stack.enter_async_context(
                         run_router(session, options, limit, folder)
                     )
                     load = Load(session, url.rstrip("/"), options, prompts)
                     for clients in options.concurrency:
-                        cell = {"limit": limit, "round": number, **await load.run(clients)}
+                        cell = {
+                            "limit": limit,
+                            "round": number,
+                            **await load.run(clients, warm_up_s),
+                        }
                         cells.append(cell)
                         print(render_cell(cell), flush=True)
     return cells
@@ -364,6 +370,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="times that all is measured")
     parser.add_argument("--seconds-each", type=float, default=12.0)
     parser.add_argument("--warm-up-s", type=float, default=3.0)
+    parser.add_argument("--settle-s", type=float, default=12.0, help="warm-up for auto")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)

@@ -61,6 +61,8 @@ class Costs:
     decode_each_s: float = 0.00025
     """More for each request beside it."""
     noise: float = 0.1
+    beside: float = 1.0
+    """How much longer a step takes while the other engine computes, on the same GPU."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ class Simulation:
             takes_s += costs.prompt_s + tokens * (costs.token_s + before * costs.attention_s)
             step.append((request, tokens))
         self._computing = True
+        takes_s *= costs.beside if self._stepping else 1.0
         self._after(takes_s, partial(self._end_step, step))
 
     def _end_step(self, step: list[tuple[Request, int]]) -> None:
@@ -256,7 +259,9 @@ class Simulation:
         if self._generating:
             self._stepping = True
             beside = len(self._generating)
-            self._after(self._costs.decode_s + self._costs.decode_each_s * beside, self._end_token)
+            takes_s = self._costs.decode_s + self._costs.decode_each_s * beside
+            takes_s *= self._costs.beside if self._computing else 1.0
+            self._after(takes_s, self._end_token)
 
     def _end_token(self) -> None:
         self._stepping = False
@@ -282,9 +287,17 @@ class Simulation:
 
 
 def simulate(
-    workload: str, clients: int, limit: Limit, *, seconds: float = 40.0, seed: int = 1
+    workload: str,
+    clients: int,
+    limit: Limit,
+    *,
+    seconds: float = 40.0,
+    seed: int = 1,
+    costs: Costs | None = None,
 ) -> Result:
-    simulation = Simulation(WORKLOADS[workload], limit, seconds=seconds, seed=seed, costs=Costs())
+    simulation = Simulation(
+        WORKLOADS[workload], limit, seconds=seconds, seed=seed, costs=costs or Costs()
+    )
     simulation.set_clients(0.0, clients)
     return simulation.run()
 

@@ -7,6 +7,10 @@ A prefill engine computes what it has together, and nothing of that is done befo
 a small limit is quick as long as it keeps up, and the rule is the smallest limit that does:
 a limit is too small when prompts wait before the engine for a good part of the time that they then
 spend in it, and it is tried whether a smaller one would do when next to nothing waits.
+
+But a queue alone is no reason: where all that is asked cannot be carried, as by engines that share
+a GPU, prompts wait at every limit. So a raise has to pay: it is taken back when the engine does not
+end more than it did before.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ RISING = 0.7
 """A queue that has shrunk to less than this since the window began is left to go by itself."""
 ROOM = 0.85
 """A smaller limit must have been seen to carry this much more than is asked of it now."""
-LEGS = 16
+PAYS = 0.02
+"""A limit twice as high must end so much more, and one in between accordingly."""
+LEGS = 24
 """Prompts that a window lasts at least: fewer say little."""
 FORGET = 96
 """Windows after which what a limit could carry is tried again: prompts may have become others."""
@@ -72,6 +78,8 @@ class _Window:
     """Prompts that it had, times seconds."""
     full_s: float = 0.0
     ended: int = 0
+    done: float = 0.0
+    """Work that has ended."""
 
 
 class Pacer:
@@ -91,7 +99,9 @@ class Pacer:
         self._is_crowded = False
         self._count = 0
         self._carried: dict[int, tuple[float, int]] = {}
-        """What limits carried while they were too small: legs a second, and in which window."""
+        """What limits carried while prompts waited: work a second, and in which window."""
+        self._lower: int | None = None
+        """The limit before the last raise, while it is not known whether that has paid."""
         self._window = _Window(0.0, 0.0)
 
     def has_room(self, now: float) -> bool:
@@ -103,12 +113,12 @@ class Pacer:
     def tell(self, now: float, *, held: int, work: float) -> None:
         """From now on the engine has so many prompts, together so much work (`weigh`)."""
         self._sum(now)
-        ended = self._held - held
+        ended, done = self._held - held, self._work - work
         if not self._held:
             self._ended_at = now
         self._held, self._work = held, work
         for _ in range(ended):
-            self._end(now)
+            self._end(now, done / ended)
 
     def _sum(self, now: float) -> None:
         window, passed_s = self._window, now - self._at
@@ -120,7 +130,8 @@ class Pacer:
             window.full_s += passed_s
         self._at, self._area = now, area
 
-    def _end(self, now: float) -> None:
+    def _end(self, now: float, work: float) -> None:
+        """One prompt is done, of so much work."""
         self._ended_at = now
         if self._settling:
             self._settling -= 1
@@ -129,6 +140,7 @@ class Pacer:
             return
         window = self._window
         window.ended += 1
+        window.done += work
         passed_s = now - window.since
         if passed_s > 0 and window.ended >= max(LEGS, 2 * window.held / passed_s):
             self._leg_s = max(_SHORTEST_S, window.held / window.ended)
@@ -147,22 +159,42 @@ class Pacer:
             self._open(now)
 
     def _rise(self, now: float, window: _Window, passed_s: float, crowd: float) -> None:
-        """Twice as much where much waits, one more where some has waited twice."""
+        """Twice as much where much waits, one more where some has waited twice, if that pays."""
         if window.full_s > passed_s / 2:
-            self._carried[self.limit] = (window.ended / window.full_s, self._count)
-        if self._backlog.work < RISING * window.waiting:
-            self._open(now)
-        elif crowd > 2 * CROWDED:
-            self._set(now, 2 * self.limit)
-        elif self._is_crowded:
-            self._set(now, self.limit + 1)
+            self._note(window.done / window.full_s)
+            if self._lower is not None and not self._pays(self._lower, self.limit):
+                self._set(now, self._lower)
+                return
+            self._lower = None
+        higher = self.limit
+        if self._backlog.work >= RISING * window.waiting:
+            if crowd > 2 * CROWDED:
+                higher = 2 * self.limit
+            elif self._is_crowded:
+                higher = self.limit + 1
+        self._is_crowded = True
+        if higher > self.limit and self._pays(self.limit, higher):
+            lower = self.limit
+            self._set(now, higher)
+            self._lower = lower
         else:
-            self._is_crowded = True
             self._open(now)
+
+    def _note(self, rate: float) -> None:
+        known, _ = self._carried.get(self.limit, (rate, 0))
+        self._carried[self.limit] = ((known + rate) / 2, self._count)
+
+    def _pays(self, lower: int, higher: int) -> bool:
+        """Whether the higher limit ends more, as far as is known."""
+        less, _ = self._carried.get(lower, (0.0, 0))
+        more, when = self._carried.get(higher, (math.inf, self._count))
+        if self._count - when > FORGET:
+            return True
+        return more > less * (1 + PAYS * (higher - lower) / lower)
 
     def _fall(self, now: float, window: _Window, passed_s: float) -> None:
         """To the smallest limit that is above what was needed, and not known to be too small."""
-        rate = window.ended / passed_s
+        rate = window.done / passed_s
         needed = math.ceil(1.3 * window.held / passed_s)
         for limit in range(max(self._least, min(self.limit - 1, needed)), self.limit):
             carried, when = self._carried.get(limit, (math.inf, self._count))
@@ -174,6 +206,7 @@ class Pacer:
     def _set(self, now: float, limit: int) -> None:
         self.limit = max(self._least, min(MOST, limit))
         self._is_crowded = False
+        self._lower = None
         self._settling = max(1, self._held)
         self._open(now)
 

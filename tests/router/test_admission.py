@@ -264,6 +264,7 @@ async def test_a_prefill_that_is_gone_has_no_limit_any_more() -> None:
     async with run_fleet(2, 1, prefill_at_once=3) as fleet:
         assert await fleet.metric(gone) == 3
         kept = tuple(e for e in fleet.config.engines if e.name != "prefill-1")
-        fleet.service.reload(fleet.config.model_copy(update={"engines": kept}), fleet.service.keys)
+        fewer = fleet.config.model_copy(update={"engines": kept})
+        fleet.service.reload(Reading(config=fewer, keys=fleet.service.keys, tls=None))
         assert await fleet.metric(gone) == 0
         assert await fleet.metric(LIMIT) == 3
