@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kvdeploy.router import table
 from kvdeploy.router.gauges import KvGauges, parse_kv
 from tests.router.harness import run_fleet
 
@@ -117,6 +119,29 @@ async def test_the_last_decode_is_flagged_and_goes_on() -> None:
         assert state.overdrawn
         assert state.reason.startswith("about 2 of 8 KV blocks are held")
         assert (await fleet.post())[0] == 200
+
+
+async def test_what_an_idle_decode_goes_on_holding_is_lost_whoever_sent_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a router finds it that was started after another was killed."""
+    monkeypatch.setattr(table, "SETTLED_S", 0.2)
+    async with run_fleet(block_size=4) as fleet:
+        fleet.decode.metrics = page(used=0.5, running=1)
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        await asyncio.sleep(0.3)
+        assert state.lost_blocks == 0, "a busy decode holds what it works on"
+
+        began = asyncio.get_running_loop().time()
+        fleet.decode.metrics = page(used=0.5)
+        await fleet.until(lambda: state.lost_blocks, "what is held is counted")
+        assert state.lost_blocks == 4
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        assert await fleet.metric(LOST) == 4
+
+        fleet.decode.metrics = page(used=0.25)
+        await fleet.until(lambda: state.lost_blocks == 2, "a late WRITE has freed two")
 
 
 async def test_a_decode_that_others_use_is_not_taken_for_whole() -> None:
