@@ -41,6 +41,15 @@ def test_data_parallel_ranks_are_taken_together() -> None:
     assert parse_kv(text) == KvGauges(used_share=0.75, blocks=16, busy=3)
 
 
+def test_what_waits_for_kv_is_told_from_what_waits_for_room() -> None:
+    text = (SAMPLES / "decode-1.prom").read_text()
+    for reason, count in (("deferred", 2), ("capacity", 5)):
+        text = text.replace(f'reason="{reason}"}} 0.0', f'reason="{reason}"}} {count}.0')
+    found = parse_kv(text)
+    assert found is not None
+    assert found.deferred == 2
+
+
 @pytest.mark.parametrize("text", [
     "", "vllm:kv_cache_usage_perc{} soon\n", page(used=7), page(used=float("nan")), "\x00",
 ])  # fmt: skip
