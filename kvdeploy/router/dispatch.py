@@ -64,6 +64,11 @@ class Answer:
     def close(self) -> None:
         self._leg.close()
 
+    def build_given_up_error(self) -> ApiError:
+        name = self._leg.to.name
+        message = f"{name} gave the request up before its end: was it told to stop?"
+        return EngineFailureError(502, "decode_broke_off", message, engine=name)
+
     def build_total_error(self, total_s: float) -> ApiError:
         return _total(total_s, f"{self._leg.to.name} was still generating")
 

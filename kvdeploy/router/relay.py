@@ -1,6 +1,7 @@
 """Pass decode's bytes on to the client, untouched and as they come.
 
-Owns the stream once its first byte is there. Never parses, joins or delays a token.
+Owns the stream once its first byte is there. Never parses, joins or delays a token; an engine that
+gives a stream up is not believed that it has ended it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kvdeploy.router.errors import ApiError
+from kvdeploy.router.judge import find_given_up
 
 if TYPE_CHECKING:
     from kvdeploy.router.dispatch import Answer
@@ -31,8 +33,12 @@ async def relay_stream(
         async with asyncio.timeout_at(answer.ends_at):
             await response.prepare(request)
             while chunk:
+                given_up = find_given_up(chunk)
+                chunk = chunk if given_up < 0 else chunk[:given_up]
                 await response.write(chunk)
-                tail = chunk
+                tail = chunk or tail
+                if given_up >= 0:
+                    raise answer.build_given_up_error()
                 chunk = await answer.read_some()
     except TimeoutError:
         error = answer.build_total_error(total_s)

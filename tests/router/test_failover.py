@@ -262,6 +262,26 @@ async def test_a_pair_that_a_header_chose_is_the_only_one_tried() -> None:
     assert status == 502
 
 
+@pytest.mark.parametrize("joined", [False, True])
+async def test_a_stream_that_its_engine_gives_up_is_not_passed_on_as_whole(*, joined: bool) -> None:
+    """As vLLM ends its streams when it is told to stop."""
+    given_up = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+    quoted = (
+        b'data: {"choices":[{"text":"\\"finish_reason\\":\\"abort\\"","finish_reason":null}]}\n\n'
+    )
+    begun = (CHUNKS[0], quoted)
+    async with run_fleet() as fleet:
+        ends = (begun[-1] + given_up,) if joined else (begun[-1], given_up)
+        fleet.decode.chunks = (begun[0], *ends, b"data: [DONE]\n\n")
+        body = await read_stream(fleet)
+        broken = await fleet.metric('kvdeploy_router_errors_total{code="decode_broke_off"}')
+
+    assert body.startswith(b"".join(begun) + b'data: {"error":')
+    assert b"decode-0 gave the request up before its end" in body
+    assert given_up not in body
+    assert broken == 1
+
+
 async def test_a_stream_that_breaks_after_its_first_token_is_never_begun_again() -> None:
     async with run_fleet(2, 2, **NO_LOOKS) as fleet:
         for engine in fleet.engines.values():
