@@ -7,6 +7,7 @@ gives a stream up is not believed that it has ended it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -46,7 +47,8 @@ async def relay_stream(
         error = e
     if error is not None and not await _end_broken(response, error, tail):
         return response, error
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError):  # who has read [DONE] may be gone already
+        await response.write_eof()
     return response, error
 
 
