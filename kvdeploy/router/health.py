@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router.gauges import parse_kv
-from kvdeploy.router.identity import find_stranger
+from kvdeploy.router.identity import find_own_id, find_stranger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -100,6 +100,7 @@ class Supervisor:
         page = await self._client.fetch(engine, "/v1/models", PROBE_TIMEOUT_S)
         self._table.admit(engine)
         self._table.pardon(engine)
+        self._table.recognise(engine, find_own_id(engine.engine, page))
         why = find_stranger(engine.engine, self._table.config.served_model, page)
         if why:
             self._table.refuse(engine, why)

@@ -25,6 +25,12 @@ def find_stranger(engine: Engine, served_model: str, page: str | None) -> str:
     return explain(engine, others or "an engine without an id")
 
 
+def find_own_id(engine: Engine, page: str | None) -> str:
+    """The engine's id as it lists it, which is another at every start; nothing when it does not."""
+    prefix = engine.id_prefix
+    return next((name for name in _parse_names(page) if prefix and name.startswith(prefix)), "")
+
+
 def explain(engine: Engine, found: str) -> str:
     return (
         f"{engine.name} says that it is {found}; its id should begin with "

@@ -218,6 +218,13 @@ class Table:
         decode.lost_blocks += -(-tokens // self.config.block_size)
         self._weigh(decode)
 
+    def recognise(self, engine: EngineState, listed_id: str) -> None:
+        """By the id that it lists. What an earlier start of it held is free."""
+        if engine.lost_blocks and engine.listed_id and listed_id not in ("", engine.listed_id):
+            engine.lost_blocks = 0
+            self._weigh(engine)
+        engine.listed_id = listed_id or engine.listed_id
+
     def observe(self, decode: EngineState, kv: KvGauges | None) -> None:
         """What D's metrics say. What a D that nobody uses goes on holding is lost, no more and no
         less, whoever had sent it: a router that was killed has told nobody.

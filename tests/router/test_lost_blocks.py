@@ -121,6 +121,26 @@ async def test_a_drained_decode_that_was_restarted_is_used_again() -> None:
         assert (await fleet.post(headers=PAIR))[0] == 200
 
 
+@pytest.mark.parametrize(("came_back", "lost"), [("decode-0-g2", 0), ("decode-0-g1", 2)])
+async def test_what_a_decode_held_is_free_when_it_was_started_again_and_not_when_it_was_away(
+    came_back: str, lost: int
+) -> None:
+    """It is never idle, so that its metrics do not tell."""
+    async with run_fleet(block_size=4, eject_after=99) as fleet:
+        fleet.decode.metrics = page(used=0.5, running=1, blocks=99)
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        await lose(fleet, 2)
+        await fleet.decode.stop()
+        await fleet.until(lambda: not state.up, "decode-0 is ejected")
+        fleet.decode.engine_id = came_back
+        await fleet.decode.start()
+        await fleet.until_ready()
+
+        assert state.lost_blocks == lost
+        assert await fleet.metric(LOST) == lost
+
+
 async def test_the_last_decode_is_flagged_and_goes_on() -> None:
     async with run_fleet(block_size=4, eject_after=99) as fleet:
         state = await watch_half_full(fleet)
