@@ -70,6 +70,7 @@ bench: $(VENV)/.developing
 bench-aws: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.aws
 
+# Real engines, as root each in a network namespace of its own; --only ROW for a part of it.
 bench-faults: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.router_faults
 

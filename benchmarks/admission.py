@@ -4,9 +4,9 @@
 
 The engines run already. For each limit (`router.prefill_at_once`: 1, 2, 4, 8, none, auto) a router
 of its own is started before them, and for each load so many clients ask, stream, and ask again: 3 s
-that do not count (12 s for auto, to find its limit), then 12 s. Prompts are token ids, a share of them the same for all. With --url
-nothing is started, and that endpoint is measured. Needs what the router needs: aiohttp, pydantic,
-uvloop and prometheus_client.
+that do not count (12 s for auto, to find its limit), then 12 s. Prompts are token ids, a share of
+them the same for all. With --url nothing is started, and that endpoint is measured. Needs what the
+router needs: aiohttp, httptools, pydantic, uvloop and prometheus_client.
 """
 
 from __future__ import annotations

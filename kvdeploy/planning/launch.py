@@ -100,7 +100,8 @@ def build_engine(
     backend = backend_of(spec, place)
     args: dict[str, EngineArg] = {
         "model": model.path,
-        "served-model-name": model.served_name,
+        # The second name tells the router who answers: decode's answers do not say.
+        "served-model-name": [model.served_name, engine_id(spec.name, slot.name)],
         "host": place.host,
         "port": place.port,
         "dtype": model.dtype,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvdeploy.router import legs
 from kvdeploy.router.errors import (
@@ -21,6 +21,7 @@ from kvdeploy.router.errors import (
     deadline,
 )
 from kvdeploy.router.flight import DecodeLeg, Prefilled, Wires, start_prefill
+from kvdeploy.router.lives import Lives
 
 if TYPE_CHECKING:
     from kvdeploy.model.routing import Deadlines
@@ -65,20 +66,13 @@ class Answer:
     def close(self) -> None:
         self._leg.close()
 
+    def build_given_up_error(self) -> ApiError:
+        name = self._leg.to.name
+        message = f"{name} gave the request up before its end: was it told to stop?"
+        return EngineFailureError(502, "decode_broke_off", message, engine=name)
+
     def build_total_error(self, total_s: float) -> ApiError:
         return _total(total_s, f"{self._leg.to.name} was still generating")
-
-
-class _Lives(NamedTuple):
-    """Of the engines of a route, as they are when its legs are sent."""
-
-    prefill: asyncio.Future[None] | None
-    """None where nothing depends on it."""
-    decode: asyncio.Future[None]
-
-    @property
-    def watched(self) -> set[asyncio.Future[Any]]:
-        return {life for life in self if life is not None}
 
 
 class Dispatcher:
@@ -103,7 +97,7 @@ class Dispatcher:
     async def send_at_once(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Push: neither leg waits for the other."""
         sent = route.prefill.identities[route.prefill_rank]
-        lives = _Lives(route.prefill.life, route.decode.life)
+        lives = Lives(route.prefill.life, route.decode.life)
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         prefill = self._start_prefill(job, route, sent)
         prefill.add_done_callback(partial(self._account, decode))
@@ -123,7 +117,7 @@ class Dispatcher:
         decode = DecodeLeg(self._wires, job, route.decode, route.decode_rank)
         decode.start(None)
         try:
-            await self._wait_decode(job, route, started, decode, _Lives(None, route.decode.life))
+            await self._wait_decode(job, route, started, decode, Lives(None, route.decode.life))
             return self._build_answer(job, started, decode)
         except BaseException:
             decode.close()
@@ -131,7 +125,7 @@ class Dispatcher:
 
     async def send_in_turn(self, job: legs.Job, route: Route, *, started: float) -> Answer:
         """Pull, and the warm-up in every mode: decode is told what prefill answered."""
-        lives = _Lives(route.prefill.life, route.decode.life)
+        lives = Lives(route.prefill.life, route.decode.life)
         prefill = self._start_prefill(job, route, None)
         try:
             await asyncio.wait(
@@ -142,7 +136,7 @@ class Dispatcher:
         finally:
             self._background.detach(prefill)
         if not prefill.done():
-            raise _find_ended(route, lives) or self._build_prefill_error(job, route, started)
+            raise lives.find_ended(route) or self._build_prefill_error(job, route, started)
         done = prefill.result()
         if done.error is not None:
             raise done.error
@@ -169,7 +163,7 @@ class Dispatcher:
         prefill: asyncio.Task[Prefilled],
         decode: DecodeLeg,
         *,
-        lives: _Lives,
+        lives: Lives,
     ) -> None:
         """Until decode answers, prefill fails, one is found dead or a deadline breaks. Raises
         ApiError.
@@ -182,45 +176,32 @@ class Dispatcher:
         if decode.task.done():
             return
         if not prefill.done():
-            raise _find_ended(route, lives) or self._build_prefill_error(job, route, started)
+            raise lives.find_ended(route) or self._build_prefill_error(job, route, started)
         error = prefill.result().error
         if error is not None:
             raise error
         await self._wait_decode(job, route, started, decode, lives)
 
     async def _wait_decode(
-        self, job: legs.Job, route: Route, started: float, decode: DecodeLeg, lives: _Lives
+        self, job: legs.Job, route: Route, started: float, decode: DecodeLeg, lives: Lives
     ) -> None:
         """The prompt is done: decode's own time runs from here. Raises ApiError."""
         left_s = max(0.0, started + job.total_s - _now())
         first_s = self._deadlines.first_token_s
-        if not job.stream:
-            # Whether its KV has come cannot be told from a whole answer that is not there yet.
-            lives = lives._replace(prefill=None)
-        await self._wait_life(decode, lives, min(left_s, first_s) if job.stream else left_s)
+        lives = await lives.wait(decode, min(left_s, first_s) if job.stream else left_s)
         if decode.task.done():
             return
-        if not decode.settled and (job.stream or job.body.get("max_tokens") == 1):
+        ended = lives.find_ended(route)
+        owes = job.stream or job.body.get("max_tokens") == 1
+        if not decode.settled and (owes or (ended and ended.engine == route.prefill.name)):
             # It owed a token and gave none. A longer answer may simply not have been finished.
             self._count_lost(decode)
-        if ended := _find_ended(route, lives):
+        if ended:
             raise ended
         if job.stream and first_s <= left_s:
             message = f"{route.decode.name} sent no token within {first_s} s of the prompt's end"
             raise deadline(message, code="first_token_deadline")
         raise _total(job.total_s, f"{route.decode.name} had not answered")
-
-    async def _wait_life(self, decode: DecodeLeg, lives: _Lives, limit_s: float) -> None:
-        """Until D answers or is found dead, or P is and D does not answer a little later: the last
-        WRITE may have landed.
-        """
-        own: set[asyncio.Future[Any]] = {decode.task, lives.decode}
-        await asyncio.wait(
-            own | lives.watched, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if lives.prefill is not None and lives.prefill.done():
-            rest_s = min(_SETTLE_S, limit_s)
-            await asyncio.wait(own, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _build_answer(self, job: legs.Job, started: float, decode: DecodeLeg) -> Answer:
         """Raises what decode's leg ended with."""
@@ -281,16 +262,6 @@ class Dispatcher:
     def _count_lost(self, decode: DecodeLeg) -> None:
         self._wires.metrics.lost_writes.labels(decode.to.name).inc()
         self._wires.table.lose(decode.to, decode.job.prompt_tokens)
-
-
-def _find_ended(route: Route, lives: _Lives) -> EngineFailureError | None:
-    """Which of the two was found dead or frozen while its answer was waited for."""
-    for engine, life in ((route.decode, lives.decode), (route.prefill, lives.prefill)):
-        if life is not None and life.done():
-            message = f"{engine.name} was taken out of use: {engine.reason}"
-            code = f"{engine.engine.role}_ejected"
-            return EngineFailureError(502, code, message, engine=engine.name)
-    return None
 
 
 def _refused(decode: DecodeLeg) -> bool:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvdeploy.router import legs, loads
+from kvdeploy.router import identity, legs, loads
 from kvdeploy.router.errors import (
     ApiError,
     EngineBusyError,
@@ -219,10 +219,7 @@ def _judge_prefill(
         message = f"{to.name} answered without transfer parameters: it has no KV to send"
         raise EngineFailureError(502, "prefill_failed", message, engine=to.name)
     if not found.engine_id.startswith(to.engine.id_prefix):
-        message = (
-            f"{to.name} says that it is {found.engine_id}; its id should begin with "
-            f"{to.engine.id_prefix}: another engine listens at {to.engine.url}"
-        )
+        message = identity.explain(to.engine, found.engine_id)
         table.refuse(to, message)
         raise EngineFailureError(502, "prefill_wrong_engine", message, engine=to.name)
     mode, wanted = params.get("transfer_mode"), table.config.mode

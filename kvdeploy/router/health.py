@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.router.gauges import parse_kv
+from kvdeploy.router.identity import find_own_id, find_stranger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -85,13 +86,24 @@ class Supervisor:
             look, why = await self._client.probe(engine, PROBE_TIMEOUT_S)
             if strikes.count(look):
                 self._table.eject(engine, why)
-            elif look == "ok":
-                self._table.admit(engine)
+            elif look == "ok" and not engine.up:
+                await self._meet(engine)
             if not engine.refused:
                 refused_at = _now()
             elif _now() - refused_at >= PARDON_S:
-                self._table.pardon(engine)
+                await self._meet(engine)
+                refused_at = _now()
             await asyncio.sleep(self._table.config.health_interval_s)
+
+    async def _meet(self, engine: EngineState) -> None:
+        """Let it in, if it is who it should be."""
+        page = await self._client.fetch(engine, "/v1/models", PROBE_TIMEOUT_S)
+        self._table.admit(engine)
+        self._table.pardon(engine)
+        self._table.recognise(engine, find_own_id(engine.engine, page))
+        why = find_stranger(engine.engine, self._table.config.served_model, page)
+        if why:
+            self._table.refuse(engine, why)
 
     async def _read_metrics(self, decode: EngineState) -> None:
         """For ever, beside the requests and never in their way."""

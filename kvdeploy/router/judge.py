@@ -1,7 +1,7 @@
 """What an engine's answer is worth, whatever its status says. Pure.
 
-Owns the signs of a failed leg inside a 200. Looks at whole answers and at the first event of a
-stream, never at a token after that.
+Owns the signs of a failed leg inside a 200. Parses whole answers and the first event of a stream,
+never a token after that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 _PREFILL_ENDS = frozenset({"length", "stop", "tool_calls"})
 _DECODE_FAILS = frozenset({"error", "abort"})
 _DATA = b"data:"
+_GIVEN_UP = b'"finish_reason":"abort"'
 
 
 def find_prefill_fault(body: bytes) -> str:
@@ -45,6 +46,16 @@ def find_stream_fault(first: bytes) -> str:
         return "ended its stream before the first token"
     answer = _parse(data)
     return "" if answer is None else _find_fault(answer)
+
+
+def find_given_up(chunk: bytes) -> int:
+    """Where in a stream's chunk the event begins that ends it unfinished, or -1.
+
+    An engine that is told to stop ends its streams so, as if they were whole (vllm 0.32). Looks for
+    bytes: inside a text the quotes would be escaped.
+    """
+    at = chunk.find(_GIVEN_UP)
+    return -1 if at < 0 else max(0, chunk.rfind(_DATA, 0, at))
 
 
 def _find_fault(answer: dict[str, Any]) -> str:

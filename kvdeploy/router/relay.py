@@ -7,11 +7,13 @@ written to the client's socket inside the callback that read it from decode's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kvdeploy.router.errors import ApiError
+from kvdeploy.router.judge import find_given_up
 
 if TYPE_CHECKING:
     from kvdeploy.router.dispatch import Answer
@@ -27,6 +29,8 @@ class _Pipe:
     def __init__(self, request: web.Request, response: web.StreamResponse, answer: Answer) -> None:
         self.tail = answer.first
         """The last chunk."""
+        self.is_given_up = False
+        """Decode has ended the stream before its end: nothing more passes."""
         self._protocol = request.protocol
         self._transport = request.transport
         self._answer = answer
@@ -36,9 +40,13 @@ class _Pipe:
         transport = self._transport
         if transport is None or transport.is_closing():
             return  # it is over, or the client has left and its handler is being told
-        self.tail = chunk
-        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk)
-        if self._protocol.writing_paused:
+        given_up = find_given_up(chunk)
+        if given_up >= 0:
+            self._transport, self.is_given_up, chunk = None, True, chunk[:given_up]
+        if chunk:
+            self.tail = chunk
+            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk)
+        if self._protocol.writing_paused and not self.is_given_up:
             self._answer.hold(held=True)
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
@@ -67,19 +75,26 @@ async def relay_stream(
     try:
         async with asyncio.timeout_at(answer.ends_at):
             await response.prepare(request)
-            await response.write(answer.first)  # and the headers
+            given_up = find_given_up(answer.first)
+            # With the headers.
+            await response.write(answer.first if given_up < 0 else answer.first[:given_up])
+            if given_up >= 0:
+                raise answer.build_given_up_error()
             pipe = _Pipe(request, response, answer)
             try:
                 await answer.pour(pipe)
             finally:
                 tail = pipe.close()
+            if pipe.is_given_up:
+                raise answer.build_given_up_error()
     except TimeoutError:
         error = answer.build_total_error(total_s)
     except ApiError as e:
         error = e
     if error is not None and not await _end_broken(request, response, error, tail):
         return response, error
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError):  # who has read [DONE] may be gone already
+        await response.write_eof()
     return response, error
 
 

@@ -43,6 +43,10 @@ class EngineState:
     """As last read from a decode engine; None when it is not known."""
     lost_blocks: int = 0
     """Blocks that a decode may hold for requests whose KV never came; an estimate."""
+    listed_id: str = ""
+    """Its own id, when it last listed it: another start has another."""
+    idle_since: float | None = None
+    """On the event loop's clock: since when a decode's metrics show it without requests."""
     overdrawn: bool = False
     """So many blocks are lost that it should be restarted."""
     identities: dict[int | None, Coordinates] = field(default_factory=dict)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SETTLED_S = 10.0
+"""How long a decode without requests may still be written to."""
+
 
 def _nothing() -> None:
     pass
@@ -228,12 +231,26 @@ class Table:
         decode.lost_blocks += -(-tokens // self.config.block_size)
         self._weigh(decode)
 
+    def recognise(self, engine: EngineState, listed_id: str) -> None:
+        """By the id that it lists. What an earlier start of it held is free."""
+        if engine.lost_blocks and engine.listed_id and listed_id not in ("", engine.listed_id):
+            engine.lost_blocks = 0
+            self._weigh(engine)
+        engine.listed_id = listed_id or engine.listed_id
+
     def observe(self, decode: EngineState, kv: KvGauges | None) -> None:
-        """What D's metrics say. A D that nobody uses cannot have lost more than it holds."""
+        """What D's metrics say. What a D that nobody uses goes on holding is lost, no more and no
+        less, whoever had sent it: a router that was killed has told nobody.
+        """
         decode.kv = kv
-        if kv is not None and not kv.busy and not decode.requests:
+        if kv is None or kv.busy or decode.requests:
+            decode.idle_since = None
+        else:
+            now = asyncio.get_running_loop().time()
+            decode.idle_since = now if decode.idle_since is None else decode.idle_since
             held = round(kv.used_share * kv.blocks)
-            decode.lost_blocks = min(decode.lost_blocks, held)
+            is_settled = now - decode.idle_since >= SETTLED_S
+            decode.lost_blocks = held if is_settled else min(decode.lost_blocks, held)
         self._weigh(decode)
 
     def _weigh(self, decode: EngineState) -> None:

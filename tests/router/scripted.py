@@ -89,6 +89,10 @@ class ScriptedEngine:
     """Decode sends no token while its gate is closed, not even the first."""
     choices: int = 1
     """Decode answers with so many."""
+    lists: bool = True
+    """It lists its names; without, it has no such page."""
+    nameless: bool = False
+    """Its id is not among them, as with an engine that kvdeploy did not start."""
     silent: bool = False
     """Prefill answers without transfer parameters."""
     die_after: int | None = None
@@ -135,6 +139,7 @@ class ScriptedEngine:
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._serve),
                 web.post("/v1/chat/completions", self._serve),
             ]
@@ -164,6 +169,11 @@ class ScriptedEngine:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics, status=200 if self.metrics else 404)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        names = [self.model] if self.nameless else [self.model, self.engine_id]
+        listed = {"object": "list", "data": [{"id": name} for name in names]}
+        return web.json_response(listed, status=200 if self.lists else 404)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdeploy.router import dispatch
+from kvdeploy.router import lives
 from kvdeploy.router.standing import Standing
 from tests.router.harness import PROMPT, run_fleet
 from tests.router.scripted import CHUNKS, ScriptedEngine
@@ -125,7 +125,7 @@ async def test_who_waits_for_an_engine_that_is_found_frozen_moves_at_once(
 async def test_a_prefill_that_dies_between_its_answer_and_its_write_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(lives, "SETTLE_S", 0.05)
     async with run_fleet(2, 1) as fleet:
         fleet.prefill.writes = False
         fleet.service.table.hold(fleet.service.table.engines["prefill-1"], held=True)
@@ -143,7 +143,7 @@ async def test_a_prefill_that_dies_after_its_write_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, *, stream: bool, settle_s: float, late_s: float
 ) -> None:
     """A stream's first token may still be under way, a whole answer may take its time."""
-    monkeypatch.setattr(dispatch, "_SETTLE_S", settle_s)
+    monkeypatch.setattr(lives, "SETTLE_S", settle_s)
     async with run_fleet() as fleet:
         fleet.decode.mute = True
         fleet.decode.gate.clear()
@@ -157,6 +157,41 @@ async def test_a_prefill_that_dies_after_its_write_costs_nothing(
         done = await request
 
     assert done == b"".join(CHUNKS) if stream else done[0] == 200
+
+
+def waiting(deferred: int) -> str:
+    kind = 'engine="0",model_name="tiny",reason'
+    return (
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+        'vllm:num_requests_waiting{engine="0"} 3.0\n'
+        f'vllm:num_requests_waiting_by_reason{{{kind}="capacity"}} 3.0\n'
+        f'vllm:num_requests_waiting_by_reason{{{kind}="deferred"}} {deferred}.0\n'
+    )
+
+
+@pytest.mark.parametrize(("deferred", "moved"), [(2, 1), (0, 0)])
+async def test_a_whole_answer_without_its_prefill_is_given_up_only_while_decode_waits_for_kv(
+    monkeypatch: pytest.MonkeyPatch, *, deferred: int, moved: int
+) -> None:
+    monkeypatch.setattr(lives, "SETTLE_S", 0.02)
+    monkeypatch.setattr(lives, "KV_S", 0.1)
+    async with run_fleet(2, 1) as fleet:
+        fleet.decode.metrics = waiting(deferred)
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        fleet.prefill.writes = False
+        fleet.service.table.hold(fleet.service.table.engines["prefill-1"], held=True)
+        request = asyncio.create_task(fleet.post())
+        await fleet.until(lambda: len(fleet.prefill.done) > 1, "prefill has answered")
+        fleet.service.table.hold(fleet.service.table.engines["prefill-1"], held=False)
+        await fleet.prefill.stop()
+        if not moved:
+            await asyncio.sleep(0.4)
+            fleet.fabric.write(fleet.decode.clients[-1].request_id)
+        assert (await request)[0] == 200
+        assert await fleet.metric(RETRIES % "prefill_ejected") == moved
+        lost = 'kvdeploy_router_lost_writes_total{decode="decode-0"}'
+        assert await fleet.metric(lost) == moved
 
 
 async def test_an_engine_that_only_fails_again_and_again_may_yet_answer_the_others() -> None:
@@ -225,6 +260,26 @@ async def test_a_pair_that_a_header_chose_is_the_only_one_tried() -> None:
         assert len(client_legs(fleet, "prefill")) == 1
 
     assert status == 502
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_a_stream_that_its_engine_gives_up_is_not_passed_on_as_whole(*, joined: bool) -> None:
+    """As vLLM ends its streams when it is told to stop."""
+    given_up = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+    quoted = (
+        b'data: {"choices":[{"text":"\\"finish_reason\\":\\"abort\\"","finish_reason":null}]}\n\n'
+    )
+    begun = (CHUNKS[0], quoted)
+    async with run_fleet() as fleet:
+        ends = (begun[-1] + given_up,) if joined else (begun[-1], given_up)
+        fleet.decode.chunks = (begun[0], *ends, b"data: [DONE]\n\n")
+        body = await read_stream(fleet)
+        broken = await fleet.metric('kvdeploy_router_errors_total{code="decode_broke_off"}')
+
+    assert body.startswith(b"".join(begun) + b'data: {"error":')
+    assert b"decode-0 gave the request up before its end" in body
+    assert given_up not in body
+    assert broken == 1
 
 
 async def test_a_stream_that_breaks_after_its_first_token_is_never_begun_again() -> None:

@@ -184,7 +184,7 @@ async def test_a_prefill_that_restarted_unseen_fails_one_request_and_is_adopted(
 
 async def test_an_engine_that_is_gone_is_named_and_comes_back_by_itself() -> None:
     async with run_fleet() as fleet:
-        await restart(fleet, "decode-0", "")
+        await restart(fleet, "decode-0", "decode-0-g2")
         await fleet.until_ready()
         assert (await fleet.post())[0] == 200
         await fleet.decode.stop()

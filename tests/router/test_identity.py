@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from kvdeploy.model.routing import Engine
 from kvdeploy.router import health
+from kvdeploy.router.identity import find_stranger
 from kvdeploy.router.metrics import Metrics
 from kvdeploy.router.table import Table
 from tests.router.harness import build_config, run_fleet
@@ -31,6 +33,8 @@ async def until_refused(fleet: Fleet) -> None:
 
 
 def become_foreign(fleet: Fleet) -> None:
+    """Its answers alone tell."""
+    fleet.prefill.lists = False
     fleet.fabric.engine_ids.discard(fleet.prefill.engine_id)
     fleet.prefill.engine_id = "other.prefill-0.1"
     fleet.fabric.engine_ids.add("other.prefill-0.1")
@@ -74,6 +78,59 @@ async def test_a_place_that_another_engine_has_taken_fails_one_request_and_is_re
         status, answer, _ = await fleet.post()
         assert (status, answer["error"]["code"]) == (502, "prefill_wrong_engine")
         assert (await fleet.post())[0] == 503
+
+
+@pytest.mark.parametrize(("nameless", "told"), [
+    (False, "other.decode-0.1"), (True, "an engine without an id"),
+])  # fmt: skip
+async def test_a_decode_that_is_anothers_is_never_warmed_nor_used(
+    *, nameless: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PARDON_S", 0.1)
+    async with run_fleet(warm=False) as fleet:
+        own, fleet.decode.engine_id = fleet.decode.engine_id, "other.decode-0.1"
+        fleet.decode.nameless = nameless
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.refused, "decode-0 is refused")
+        refusals = 'kvdeploy_router_refusals_total{engine="decode-0"}'
+        while await fleet.metric(refusals) < 3:  # it was asked again, and again refused
+            await asyncio.sleep(0.02)
+        _, ready = await fleet.get("/ready")
+        assert ready["reasons"] == {
+            PAIR: f"decode-0: decode-0 says that it is {told}; its id should begin with decode-0-: "
+            f"another engine listens at {fleet.decode.describe().url}"
+        }
+        assert (fleet.prefill.seen, fleet.decode.seen) == ([], [])
+
+        fleet.decode.engine_id, fleet.decode.nameless = own, False
+        await fleet.until_ready()
+
+
+async def test_a_place_that_another_decode_has_taken_is_refused() -> None:
+    async with run_fleet() as fleet:
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.decode.stop()
+        await fleet.until(lambda: not state.up, "decode-0 is ejected")
+        fleet.decode.engine_id = "other.decode-0.1"
+        warmed = len(fleet.decode.seen)
+        await fleet.decode.start()
+        await fleet.until(lambda: state.refused, "decode-0 is refused")
+        assert (await fleet.post())[0] == 503
+        assert len(fleet.decode.seen) == warmed
+
+
+async def test_an_engine_that_lists_no_names_is_judged_by_its_answers() -> None:
+    async with run_fleet(warm=False) as fleet:
+        fleet.decode.lists = fleet.prefill.lists = False
+        await fleet.until_ready()
+        assert (await fleet.post())[0] == 200
+
+
+@pytest.mark.parametrize("page", ["", "null", "[]", '{"data": 3}', '{"data": []}', "\x00"])
+def test_a_page_that_tells_no_names_is_not_judged(page: str) -> None:
+    engine = Engine(name="d", role="decode", url="http://h:1", engine_id="demo.d.@generation@")
+    assert find_stranger(engine, "tiny", page) == ""
+    assert find_stranger(engine, "tiny", None) == ""
 
 
 async def test_a_refused_engine_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kvdeploy.router import table
 from kvdeploy.router.gauges import KvGauges, parse_kv
 from tests.router.harness import run_fleet
 
@@ -37,6 +39,15 @@ def test_a_real_engines_page_tells_its_blocks() -> None:
 def test_data_parallel_ranks_are_taken_together() -> None:
     text = page(used=0.5, running=2) + page(used=1.0, running=1)
     assert parse_kv(text) == KvGauges(used_share=0.75, blocks=16, busy=3)
+
+
+def test_what_waits_for_kv_is_told_from_what_waits_for_room() -> None:
+    text = (SAMPLES / "decode-1.prom").read_text()
+    for reason, count in (("deferred", 2), ("capacity", 5)):
+        text = text.replace(f'reason="{reason}"}} 0.0', f'reason="{reason}"}} {count}.0')
+    found = parse_kv(text)
+    assert found is not None
+    assert found.deferred == 2
 
 
 @pytest.mark.parametrize("text", [
@@ -110,6 +121,26 @@ async def test_a_drained_decode_that_was_restarted_is_used_again() -> None:
         assert (await fleet.post(headers=PAIR))[0] == 200
 
 
+@pytest.mark.parametrize(("came_back", "lost"), [("decode-0-g2", 0), ("decode-0-g1", 2)])
+async def test_what_a_decode_held_is_free_when_it_was_started_again_and_not_when_it_was_away(
+    came_back: str, lost: int
+) -> None:
+    """It is never idle, so that its metrics do not tell."""
+    async with run_fleet(block_size=4, eject_after=99) as fleet:
+        fleet.decode.metrics = page(used=0.5, running=1, blocks=99)
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        await lose(fleet, 2)
+        await fleet.decode.stop()
+        await fleet.until(lambda: not state.up, "decode-0 is ejected")
+        fleet.decode.engine_id = came_back
+        await fleet.decode.start()
+        await fleet.until_ready()
+
+        assert state.lost_blocks == lost
+        assert await fleet.metric(LOST) == lost
+
+
 async def test_the_last_decode_is_flagged_and_goes_on() -> None:
     async with run_fleet(block_size=4, eject_after=99) as fleet:
         state = await watch_half_full(fleet)
@@ -117,6 +148,29 @@ async def test_the_last_decode_is_flagged_and_goes_on() -> None:
         assert state.overdrawn
         assert state.reason.startswith("about 2 of 8 KV blocks are held")
         assert (await fleet.post())[0] == 200
+
+
+async def test_what_an_idle_decode_goes_on_holding_is_lost_whoever_sent_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a router finds it that was started after another was killed."""
+    monkeypatch.setattr(table, "SETTLED_S", 0.2)
+    async with run_fleet(block_size=4) as fleet:
+        fleet.decode.metrics = page(used=0.5, running=1)
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: state.kv, "decode's metrics are read")
+        await asyncio.sleep(0.3)
+        assert state.lost_blocks == 0, "a busy decode holds what it works on"
+
+        began = asyncio.get_running_loop().time()
+        fleet.decode.metrics = page(used=0.5)
+        await fleet.until(lambda: state.lost_blocks, "what is held is counted")
+        assert state.lost_blocks == 4
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        assert await fleet.metric(LOST) == 4
+
+        fleet.decode.metrics = page(used=0.25)
+        await fleet.until(lambda: state.lost_blocks == 2, "a late WRITE has freed two")
 
 
 async def test_a_decode_that_others_use_is_not_taken_for_whole() -> None:

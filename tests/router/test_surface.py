@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from kvdeploy.errors import SpecError
 from kvdeploy.router.auth import read_keys
@@ -279,3 +282,27 @@ async def test_an_answers_body_is_the_engines_own_bytes() -> None:
     assert body == (
         b'{"choices": [{"text": " one two", "finish_reason": "length"}], "by": "decode-0"}'
     )
+
+
+async def test_a_client_that_goes_after_the_last_word_was_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_eof = web.StreamResponse.write_eof
+
+    async def gone(response: web.StreamResponse, data: bytes = b"") -> None:
+        if "X-Request-Id" in response.headers:  # the router's, not the engine's
+            message = "Cannot write to closing transport"
+            raise aiohttp.ClientConnectionResetError(message)
+        await write_eof(response, data)
+
+    async with run_fleet() as fleet:
+        monkeypatch.setattr(web.StreamResponse, "write_eof", gone)
+        with contextlib.suppress(aiohttp.ClientError):
+            async with fleet.session.post(
+                f"{fleet.url}/v1/completions", json={**PROMPT, "stream": True}
+            ) as answer:
+                await answer.read()
+        monkeypatch.undo()
+        served = 'kvdeploy_router_requests_total{endpoint="/v1/completions",status="200"}'
+        assert await fleet.metric(served) == 1
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []

@@ -73,7 +73,7 @@ def test_an_engine_on_efa_whole() -> None:
     assert engine.argv == (
         *("/opt/kvdeploy/runtime/bin/python", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", "/opt/kvdeploy/data/models/m"),
-        *("--served-model-name", "m"),
+        *("--served-model-name", "m", "demo.decode-0.@generation@"),
         *("--host", "10.0.0.2"),
         *("--port", "18100"),
         *("--dtype", "auto"),

@@ -153,7 +153,7 @@ def test_a_cpu_engines_command_line_whole() -> None:
     assert built.argv == (
         *("/rt/bin/python", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", "/models/tiny"),
-        *("--served-model-name", "tiny"),
+        *("--served-model-name", "tiny", "demo.prefill-0.@generation@"),
         *("--host", "127.0.0.1"),
         *("--port", "18100"),
         *("--dtype", "auto"),

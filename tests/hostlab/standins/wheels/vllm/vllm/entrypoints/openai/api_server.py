@@ -1,6 +1,7 @@
 """Serves /health, /v1/models, /v1/completions and /metrics, and tells at /standin what it was
 started with. STANDIN_START_S: seconds until it is healthy. STANDIN_EXIT: it ends at once, so."""
 
+import itertools
 import json
 import os
 import signal
@@ -32,6 +33,11 @@ def option(words: list[str], name: str, default: str) -> str:
     return default
 
 
+def several(words: list[str], name: str) -> list[str]:
+    after = words[words.index(name) + 1 :] if name in words else []
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
+
+
 def main() -> None:
     words = [word for word in sys.argv[1:] if word != "serve"]
     if "--version" in words:
@@ -40,7 +46,8 @@ def main() -> None:
     if code := os.environ.get("STANDIN_EXIT"):
         sys.exit(f"engine core initialization failed ({code})")
     host, port = option(words, "--host", "0.0.0.0"), int(option(words, "--port", "8000"))
-    model = option(words, "--served-model-name", option(words, "--model", "model"))
+    names = several(words, "--served-model-name") or [option(words, "--model", "model")]
+    model = names[0]
     transfer = json.loads(option(words, "--kv-transfer-config", "{}"))
     connector = transfer.get("kv_connector")
     if connector is not None and connector not in KVConnectorFactory._registry:
@@ -71,7 +78,8 @@ def main() -> None:
             elif self.path == "/version":
                 self.say(200, {"version": vllm.__version__})
             elif self.path == "/v1/models":
-                self.say(200, {"object": "list", "data": [{"id": model, "object": "model"}]})
+                data = [{"id": name, "object": "model"} for name in names]
+                self.say(200, {"object": "list", "data": data})
             elif self.path == "/metrics":
                 self.say(200, METRICS.replace("@MODEL@", model), "text/plain; version=0.0.4")
             elif self.path == "/standin":
