@@ -26,13 +26,21 @@ NAMESPACES: Final = ("--mount", "--pid", "--uts", "--net", "--ipc", "--cgroup")
 class Host:
     """A machine as its users see it: a name, an address, a power switch."""
 
-    def __init__(self, place: Place, name: str, index: int, binds: Mapping[Path, Path]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        index: int,
+        binds: Mapping[Path, Path],
+        *,
+        address: str | None = None,
+        cores: tuple[int, ...] = (),
+    ) -> None:
+        """`address` is one of the lab's subnet; None: the next one. With `cores` it has these of
+        this machine's alone."""
         self._place, self.name, self._index, self._binds = place, name, index, dict(binds)
+        self.address, self._cores = address or place.address(index), cores
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return self._place.address(self._index)
 
     @property
     def folder(self) -> Path:
@@ -53,7 +61,13 @@ class Host:
         return self._place.cgroup(self.name)
 
     # --- making it
-    def prepare(self, lower: Sequence[Path], neighbours: Mapping[str, str], kind: str) -> None:
+    def prepare(
+        self,
+        lower: Sequence[Path],
+        neighbours: Mapping[str, str],
+        kind: str,
+        login_key: str = "",
+    ) -> None:
         """Its file system over the shared layers, and what makes it another host than its like."""
         machine.mount(self._place, self.name, lower, self.folder)
         etc = self.root / "etc"
@@ -62,7 +76,7 @@ class Host:
         (etc / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
         key = etc / "ssh/ssh_host_ed25519_key"
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", key)
-        public = (self._place.root / "id.pub").read_text()
+        public = (self._place.root / "id.pub").read_text() + login_key
         for home, owner in (("root", 0), (f"home/{base.USER}", base.UID)):
             keys = self.root / home / ".ssh/authorized_keys"
             keys.write_text(public)
@@ -91,7 +105,9 @@ class Host:
     def start(self) -> None:
         """Switch it on; `wait` tells when it is up."""
         with (self.folder / "console.log").open("ab") as log:
-            self._process = machine.launch(self._place, self.name, self.root, self._binds, log)
+            self._process = machine.launch(
+                self._place, self.name, self.root, self._binds, log, cores=self._cores
+            )
 
     def wait(self, within_s: float = BOOT_S, *, failed_units: bool = False) -> None:
         """Until SSH answers and systemd has started everything, in vain or not.

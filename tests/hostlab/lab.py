@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ class HostLab:
     def __init__(self, root: Path, distro: str = "bookworm", *, owned: bool = True) -> None:
         self.root, self._distro, self._owned = root.resolve(), distro, owned
         self._place: Place | None = None
+        self._lower: tuple[Path, ...] = ()
+        self._count = 0
+        self._building = threading.Lock()
         self.hosts: tuple[Host, ...] = ()
 
     def __enter__(self) -> Self:
@@ -64,39 +68,83 @@ class HostLab:
         took of another host: these then start from its disk.
         """
         wanted = tuple(names)
-        lower = (*((image,) if image else ()), base.ensure(self._distro))
-        self.down()
-        with net.locked():
-            for place in net.places():
-                if place.abandoned:
-                    demolish(place)
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._place = place = net.take(self.root, owned=self._owned)
+        kinds = {n: hardware if isinstance(hardware, str) else hardware[n] for n in wanted}
+        self.open(image)
         try:
-            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.root / "id")
-            self.hosts = tuple(
-                Host(place, name, index, binds or {}) for index, name in enumerate(wanted, 1)
-            )
-            kinds = {n: hardware if isinstance(hardware, str) else hardware[n] for n in wanted}
-            layers = {kind: self.root / "hardware" / kind for kind in set(kinds.values())}
-            for kind, layer in layers.items():
-                hw.build(layer, kind)
-            neighbours = {h.name: h.address for h in self.hosts} | {"labhost": place.gateway}
+            planned = [(self._plan(name, binds or {}), kinds[name]) for name in wanted]
             with ThreadPoolExecutor(8) as pool:
-
-                def make(host: Host) -> None:
-                    kind = kinds[host.name]
-                    host.prepare((layers[kind], *lower), neighbours, kind)
-                    net.connect(place, host.name, host._index)
-                    host.start()
-
-                list(pool.map(make, self.hosts))
+                list(pool.map(lambda one: self._make(*one), planned))
                 list(pool.map(Host.wait, self.hosts))
             self.known_hosts.write_text("".join(host.host_key for host in self.hosts))
         except BaseException:
             self.down()
             raise
         return self.hosts
+
+    def open(self, image: Path | None = None) -> None:
+        """A lab without hosts: its bridge and its key. What lay below `root` is gone."""
+        self._lower = (*((image,) if image else ()), base.ensure(self._distro))
+        self.down()
+        with net.locked():
+            for place in net.places():
+                if place.abandoned:
+                    demolish(place)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._place = net.take(self.root, owned=self._owned)
+        try:
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.root / "id")
+        except BaseException:
+            self.down()
+            raise
+
+    def add(
+        self,
+        name: str,
+        hardware: str,
+        *,
+        address: str,
+        binds: Mapping[Path, Path] | None = None,
+        cores: tuple[int, ...] = (),
+        login_key: str = "",
+    ) -> Host:
+        """One host more in a lab that is open, switched on; Host.wait tells when it is up.
+
+        Whoever has `login_key` may log in as well, as with the key pair of an instance.
+        """
+        host = self._plan(name, binds or {}, address=address, cores=cores)
+        self._make(host, hardware, login_key)
+        return host
+
+    def remove(self, host: Host) -> None:
+        """One host less; nothing of it is left."""
+        cut(host.cgroup)
+        host.reap()
+        remove(host.folder)
+        net.disconnect(self.place, host.name)
+        self.hosts = tuple(other for other in self.hosts if other is not host)
+
+    def _plan(
+        self,
+        name: str,
+        binds: Mapping[Path, Path],
+        *,
+        address: str | None = None,
+        cores: tuple[int, ...] = (),
+    ) -> Host:
+        self._count += 1
+        host = Host(self.place, name, self._count, binds, address=address, cores=cores)
+        self.hosts = (*self.hosts, host)
+        return host
+
+    def _make(self, host: Host, kind: str, login_key: str = "") -> None:
+        layer = self.root / "hardware" / kind
+        with self._building:
+            if not layer.exists():
+                hw.build(layer, kind)
+        neighbours = {h.name: h.address for h in self.hosts} | {"labhost": self.gateway}
+        host.prepare((layer, *self._lower), neighbours, kind, login_key)
+        net.connect(self.place, host.name, host._index, host.address)
+        host.start()
 
     def down(self) -> None:
         """Nothing is left: no process, namespace, bridge, mount or cgroup, and no file."""
@@ -111,7 +159,7 @@ class HostLab:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        self._place, self.hosts = None, ()
+        self._place, self.hosts, self._count = None, (), 0
 
     # --- what it tells
     def __getitem__(self, name: str) -> Host:

@@ -56,7 +56,13 @@ def mount(place: Place, name: str, lower: Sequence[Path], folder: Path) -> None:
 
 
 def launch(
-    place: Place, name: str, root: Path, binds: Mapping[Path, Path], log: IO[bytes]
+    place: Place,
+    name: str,
+    root: Path,
+    binds: Mapping[Path, Path],
+    log: IO[bytes],
+    *,
+    cores: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Switch a host on. The process is its supervisor; it ends when the host is off."""
     label = place.netns(name)
@@ -75,8 +81,10 @@ def launch(
         *(f"--bind-ro={outside}:{inside}" for outside, inside in binds.items()),
         "--boot",
     )
+    pinned = ("taskset", "--cpu-list", ",".join(map(str, cores))) if cores else ()
     return subprocess.Popen(
         [
+            *pinned,
             *("nsenter", f"--net=/run/netns/{label}", "unshare", "--mount"),
             *("--propagation", "private", "bash", "-c", SUPERVISE, "_", label, label),
             *nspawn,

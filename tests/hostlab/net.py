@@ -141,14 +141,14 @@ def give_back(place: Place) -> None:
     place.record.unlink(missing_ok=True)
 
 
-def connect(place: Place, host: str, index: int) -> None:
+def connect(place: Place, host: str, index: int, address: str) -> None:
     """A network namespace for a host, its eth0 on the lab's bridge."""
     ns, veth = place.netns(host), place.veth(index)
     run("ip", "netns", "add", ns)
     run("ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", ns)
     run("ip", "link", "set", veth, "master", place.bridge, "up")
     steps = (
-        f"address add {place.address(index)}/24 dev eth0",
+        f"address add {address}/24 dev eth0",
         "link set eth0 up",
         "link set lo up",
         f"route add default via {place.gateway}",
@@ -157,15 +157,19 @@ def connect(place: Place, host: str, index: int) -> None:
         run("ip", "-n", ns, *step.split())
 
 
-def disconnect(place: Place) -> None:
-    """Every namespace of the lab, whatever its hosts are called, and the veths with it."""
+def disconnect(place: Place, host: str | None = None) -> None:
+    """The namespace of a host, or every one of the lab, whatever its hosts are called; the veths
+    go with them."""
     prefix = place.netns("")
     for line in run("ip", "netns", "list").stdout.splitlines():
-        if (name := line.split()[0]).startswith(prefix):
+        name = line.split()[0]
+        if name == place.netns(host) if host is not None else name.startswith(prefix):
             for pid in run("ip", "netns", "pids", name, check=False).stdout.split():
                 with suppress(ProcessLookupError):  # e.g. somebody's `ip netns exec`
                     os.kill(int(pid), signal.SIGKILL)
             run("ip", "netns", "delete", name, check=False)
+    if host is not None:
+        return
     links = json.loads(run("ip", "-j", "link").stdout)
     for name in (link["ifname"] for link in links if link["ifname"].startswith(f"{place.bridge}h")):
         run("ip", "link", "delete", name, check=False)
