@@ -8,7 +8,7 @@ KV     := $(BIN)/kvdeploy
 # Ansible's programs look for each other on PATH, and keep their files out of the home folder.
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e bench bench-aws bench-faults bench-nodes bench-router clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal bench bench-aws bench-faults bench-nodes bench-router clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 	  $(BIN)/python examples/stream.py 'The harbour lights went out one by one'; \
 	  $(KV) smoke
 
-test: check infra scan hosts molecule e2e
+test: check infra scan hosts molecule e2e rehearsed
 
 check: lint types unit
 
@@ -37,7 +37,7 @@ types: $(VENV)/.developing
 	find playbooks -name '*.py' -print0 | xargs -0 -n 1 $(BIN)/mypy --scripts-are-modules
 
 unit: $(VENV)/.developing
-	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra --ignore tests/playbooks \
+	$(BIN)/python -m pytest tests --ignore tests/e2e --ignore tests/infra --ignore tests/playbooks --ignore tests/rehearsal \
 	  --numprocesses 2 --dist worksteal
 
 # The real terraform and AWS provider against doubles of AWS, three at a time: they wait more than they
@@ -63,6 +63,14 @@ molecule: $(VENV)/.developing
 # Real vLLM engines on this machine. The first run builds their runtime (2 GB).
 e2e: $(VENV)/.developing
 	$(BIN)/python -m pytest tests/e2e --durations=0
+
+# The whole path of `target: aws` on hosts that are made here: wants what `hosts` and `infra` want.
+rehearsed: $(VENV)/.developing
+	$(BIN)/python -m pytest tests/rehearsal --durations=0
+
+# The same to look at: up, status, smoke, down. `python -m tests.rehearsal` keeps one for as long as you like.
+rehearsal: $(VENV)/.developing
+	$(BIN)/python -m tests.rehearsal run --root $(abspath rehearsal)
 
 bench: $(VENV)/.developing
 	$(BIN)/python benchmarks/first_light.py

@@ -32,26 +32,46 @@ class Ran:
     done: tuple[str, ...]
 
 
-def up(stages: Sequence[Stage], record: Record, *, store: Store, progress: Progress) -> Ran:
+def up(
+    stages: Sequence[Stage],
+    record: Record,
+    *,
+    store: Store,
+    progress: Progress,
+    again_from: str | None = None,
+    until: str | None = None,
+) -> Ran:
     """Bring every stage to its wanted state.
 
     A stage is skipped when its inputs are those of last time and it still holds.
     Results are part of later stages' inputs, so a replaced node redoes what
     depends on it and nothing else. The record is written after every stage:
     a run that fails or is interrupted goes on from there.
+
+    Args:
+        stages: in their order.
+        record: what earlier runs have done.
+        store: keeps it.
+        progress: told of every stage that has something to do.
+        again_from: this stage and all after it are done although they hold.
+        until: the last stage to look at.
     """
     results: Results = {}
     done = []
+    again = False
     for stage in stages:
+        again = again or stage.name == again_from
         digest = _digest(stage.inputs(results))
         known = record.stages.get(stage.name)
-        if known is None or known.digest != digest or not stage.holds(known.result):
+        if again or known is None or known.digest != digest or not stage.holds(known.result):
             with progress.step(stage.title) as step:
                 known = StageRecord(digest=digest, result=dict(stage.apply(results, step)))
             record = record.with_stage(stage.name, known)
             store.write(record)
             done.append(stage.name)
         results[stage.name] = known.result
+        if stage.name == until:
+            break
     return Ran(record=record, done=tuple(done))
 
 

@@ -46,6 +46,17 @@ def probe_file() -> Path:
     return Path(str(resources.files(probes) / "runtime.py"))
 
 
+def tiles_file() -> Path:
+    """What lies beside the packages of a runtime for CPUs."""
+    return Path(str(resources.files(probes) / "tiles.pth"))
+
+
+def tree_digest(top: Path) -> str:
+    """Of all files in a folder that count, with their names."""
+    found = [f"{path.relative_to(top).as_posix()} {_digest(path)}" for path in _files(top)]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+
+
 def digests(playbooks: Path, images: Path, roles: Iterable[str]) -> dict[str, str]:
     """Name -> digest of every file that shapes a node: playbooks, roles, lock and probe.
 

@@ -55,6 +55,9 @@ class Store:
         self.terraform = self.dir / "terraform"
         """Where Terraform runs; a folder."""
         self.terraform_state = self.dir / "terraform.tfstate"
+        self.login_key = self.dir / "id"
+        """The cluster's own key to its nodes, where nobody named one."""
+        self.known_hosts = self.dir / "known_hosts"
         self._record = self.dir / "record.json"
 
     def exists(self) -> bool:
@@ -107,10 +110,11 @@ class Store:
     def forget_nodes(self) -> None:
         """Drop what was known of machines in AWS, once none is left."""
         shutil.rmtree(self.terraform, ignore_errors=True)
-        for state in self.dir.glob(f"{self.terraform_state.name}*"):
-            state.unlink()
+        for pattern in (self.terraform_state.name, self.login_key.name, self.known_hosts.name):
+            for gone_with_them in self.dir.glob(f"{pattern}*"):
+                gone_with_them.unlink()
         with suppress(StateError):
-            gone = self.read().without_stages("provision")
+            gone = self.read().without_stages("provision", "configure", "model", "fleet", "proof")
             self.write(gone.model_copy(update={"identity": None, "generations": {}}))
 
     @contextmanager

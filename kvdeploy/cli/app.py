@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "status": "Show what runs, where, and how it is.",
     "smoke": "Prove that prefill pushes KV into decode and that the answers are right.",
     "logs": "Show what engines and router say.",
+    "shell": "Open a shell on a node, or run COMMAND there (aws).",
     "down": "Stop everything, on AWS destroy everything, and say what is left: nothing.",
     "image": "Make an image from which GPU nodes start ready (aws).",
     "doctor": "Show tools, versions, ports and memory: found and needed.",

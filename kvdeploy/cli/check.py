@@ -58,11 +58,10 @@ def _found(app: App, loaded: Loaded, allow: frozenset[str]) -> Sequence[Finding]
     spec, root = loaded.spec, loaded.root
     store = Store(root, spec.name)
     if spec.target == "aws":
-        from kvdeploy.adapters.aws.session import Aws
         from kvdeploy.cli.aws.site import identity_if_readable
-        from kvdeploy.stages.aws_preflight import aws_section, look
+        from kvdeploy.stages.aws_preflight import look, session_of
 
-        aws = Aws(aws_section(spec).region)
+        aws = session_of(spec)
         if AWS_CREDENTIALS in allow:
             return look(spec, aws, None, LocalRunner(), root, allow=allow).findings
         with app.ui.step("ask AWS"):

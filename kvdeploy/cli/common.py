@@ -49,6 +49,19 @@ break_lock_option = click.option(
     metavar="ID",
     help="aws: break the lock of Terraform's state that a killed run left behind.",
 )
+STAGES: Final = ("provision", "configure", "runtime", "model", "fleet", "proof")
+"""Of `up`: provision and configure are of aws alone, runtime is of local alone."""
+
+until_option = click.option(
+    "--until", type=click.Choice(STAGES), metavar="STAGE", help="Stop after this stage."
+)
+from_option = click.option(
+    "--from",
+    "again_from",
+    type=click.Choice(STAGES),
+    metavar="STAGE",
+    help="Do this stage and all after it again, although they hold.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 

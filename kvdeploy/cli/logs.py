@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
 import click
 
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.app import COMMANDS, App
-from kvdeploy.cli.common import find, name_option
+from kvdeploy.cli.common import find, name_option, spec_of
+from kvdeploy.cli.tail import Tail
 from kvdeploy.polling import SystemClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command(help=COMMANDS["logs"])
@@ -33,7 +28,17 @@ def logs(
     file: str | None,
     cluster: str | None,
 ) -> None:
-    store = find(app, app.root / file if file else None, cluster)
+    path = app.root / file if file else None
+    store = find(app, path, cluster)
+    spec = spec_of(app, path, store) if not store.processes.exists() else None
+    if spec is not None and spec.target == "aws":
+        from kvdeploy.cli.aws.fleet import logs as logs_on_aws
+
+        if supervisor:
+            msg = "--supervisor: on aws systemd is the supervisor, and its words are in the log"
+            raise click.UsageError(msg)
+        logs_on_aws(store, process, follow=follow, lines=lines)
+        return
     names = Processes(store.processes).names()
     if not names:
         click.echo(f"{store.cluster}: nothing runs; earlier logs are in {store.runs}", err=True)
@@ -58,31 +63,3 @@ def logs(
 
 def _echo(name: str, line: str, *, prefix: bool) -> None:
     click.echo(f"{name} | {line}" if prefix else line)
-
-
-class Tail:
-    """A growing file, read line by line; a file that replaces it is read from its start."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self._path = name, path
-        self._at, self._inode, self._rest = 0, 0, b""
-
-    def last(self, count: int) -> list[str]:
-        """The last `count` lines; what follows comes from `new`."""
-        lines = self.new()
-        return lines[-count:] if count > 0 else []
-
-    def new(self) -> list[str]:
-        """Whole lines since the last call."""
-        try:
-            with self._path.open("rb") as f:
-                found = os.fstat(f.fileno())
-                if found.st_ino != self._inode or found.st_size < self._at:
-                    self._at, self._inode, self._rest = 0, found.st_ino, b""
-                f.seek(self._at)
-                data = self._rest + f.read()
-                self._at = f.tell()
-        except FileNotFoundError:
-            return []
-        *whole, self._rest = data.split(b"\n")
-        return [line.decode("utf-8", "replace") for line in whole]

@@ -20,9 +20,11 @@ from kvdeploy.stages.smoke import Smoke
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvdeploy.adapters.store import Store
+    from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
 
-COLOURS = {"passed": "green", "failed": "red", "not applicable": "yellow"}
+COLOURS = {"passed": "green", "failed": "red", "mocked": "yellow", "not applicable": "yellow"}
 
 
 @click.command(help=COMMANDS["smoke"])
@@ -33,21 +35,16 @@ COLOURS = {"passed": "green", "failed": "red", "not applicable": "yellow"}
 def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> None:
     store = find(app, file, cluster)
     record = store.read()
-    processes = Processes(store.processes)
     if record.spec is None or not {"model", "fleet"} <= record.stages.keys():
         msg = f"cluster {store.cluster!r} is not up: there is nothing to prove"
         raise FleetError(msg, hint="Run 'kvdeploy up' first.")
-    fleet = FleetOutputs.model_validate(record.stages["fleet"].result)
-    model = ModelOutputs.model_validate(record.stages["model"].result)
-    stage = LocalFleetStage(
-        record.spec, processes, root=store.root, config_path=store.router_config
-    )
-    if not stage.is_whole(fleet):
-        msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
-        raise FleetError(msg, hint="'kvdeploy up' repairs it.")
-    with recorded(app, store, "smoke") as (run, _):
-        with app.ui.step("climb the smoke ladder") as step:
-            report = Smoke(record.spec, model, fleet, processes, step).climb()
+    with recorded(app, store, "smoke") as (run, runner):
+        if record.spec.target == "aws":
+            from kvdeploy.cli.aws.fleet import climb
+
+            report = climb(app, store, record, run, runner)
+        else:
+            report = _climb(app, store, record)
         document = report.model_dump(mode="json") | {"proven": report.proven}
         path = run.report("smoke", document)
     if as_json:
@@ -60,14 +57,31 @@ def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> No
     raise_unless_proven(report)
 
 
+def _climb(app: App, store: Store, record: Record) -> SmokeReport:
+    """On this machine."""
+    assert record.spec is not None  # noqa: S101  # looked at before
+    processes = Processes(store.processes)
+    fleet = FleetOutputs.model_validate(record.stages["fleet"].result)
+    model = ModelOutputs.model_validate(record.stages["model"].result)
+    stage = LocalFleetStage(
+        record.spec, processes, root=store.root, config_path=store.router_config
+    )
+    if not stage.is_whole(fleet):
+        msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
+        raise FleetError(msg, hint="'kvdeploy up' repairs it.")
+    with app.ui.step("climb the smoke ladder") as step:
+        return Smoke(record.spec, model, fleet, processes, step).climb()
+
+
 def _print(report: SmokeReport) -> None:
     rows = [
         (r.rung, r.subject, r.verdict.value, f"{r.seconds:.1f}", r.message) for r in report.rungs
     ]
     show(("rung", "subject", "verdict", "s", "evidence"), rows, colours=COLOURS)
     counts = {v: sum(1 for r in report.rungs if r.verdict.value == v) for v in COLOURS}
-    listed = ", ".join(f"{n} {v}" for v, n in counts.items())
+    listed = ", ".join(f"{n} {v}" for v, n in counts.items() if n or v != "mocked")
     proven = "PROVEN" if report.proven else "NOT PROVEN"
     click.echo(f"{proven}: {listed}, in {report.seconds:.1f} s")
-    if unseen := sorted({r.rung for r in report.rungs if r.verdict is Verdict.NOT_APPLICABLE}):
+    weak = {Verdict.NOT_APPLICABLE, Verdict.MOCKED}
+    if unseen := sorted({r.rung for r in report.rungs if r.verdict in weak}):
         click.echo(f"not shown here: {', '.join(unseen)}")

@@ -19,10 +19,12 @@ from kvdeploy.cli.common import (
     begin,
     break_lock_option,
     file_option,
+    from_option,
     json_option,
     load,
     recorded,
     set_option,
+    until_option,
     yes_option,
 )
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
@@ -35,6 +37,7 @@ from kvdeploy.stages.proof import ProofStage
 from kvdeploy.stages.runtime import RuntimeStage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from kvdeploy.pipeline import Ran
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     metavar="ID",
     help="aws: take over the cluster of this kvdeploy:id, whose record and state are lost.",
 )
+@from_option
+@until_option
 @break_lock_option
 @json_option
 @click.pass_obj
@@ -74,6 +79,8 @@ def up(
     on_error: str,
     replace: tuple[str, ...],
     adopt: str | None,
+    again_from: str | None,
+    until: str | None,
     break_lock: str | None,
     as_json: bool,
 ) -> None:
@@ -89,6 +96,8 @@ def up(
             on_error=on_error,
             replace=replace,
             adopt=adopt,
+            again_from=again_from,
+            until=until,
             break_lock=break_lock,
             as_json=as_json,
         )
@@ -104,11 +113,36 @@ def up(
         record = begin(store.read(), loaded)
         store.write(record)
         stages = local_stages(loaded, processes, store, runner)
-        ran = pipeline.up(stages, record, store=store, progress=app.ui)
+        check_stages(stages, again_from, until)
+        ran = pipeline.up(
+            stages, record, store=store, progress=app.ui, again_from=again_from, until=until
+        )
         runtime = RuntimeOutputs.model_validate(ran.record.stages["runtime"].result)
         for caveat in caveats(loaded.spec, runtime):
             app.ui.say(f"warning: {caveat}")
-    _show(ran, as_json=as_json)
+    if until in {None, stages[-1].name}:
+        _show(ran, as_json=as_json)
+    else:
+        show_part(ran, until, as_json=as_json)
+
+
+def check_stages(stages: Sequence[Stage], *named: str | None) -> None:
+    """Refuse the name of a stage that this target does not have."""
+    names = [stage.name for stage in stages]
+    for name in named:
+        if name is not None and name not in names:
+            msg = f"this target has no stage {name!r}: there are {', '.join(names)}"
+            raise click.UsageError(msg)
+
+
+def show_part(ran: Ran, until: str | None, *, as_json: bool) -> None:
+    """What `up` says when it was to stop on the way."""
+    if as_json:
+        document = {"cluster": ran.record.cluster, "until": until, "done": list(ran.done)}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        done = f"{', '.join(ran.done)} done" if ran.done else "all of it holds; nothing to do"
+        click.echo(f"up: until {until} ({done})")
 
 
 def local_stages(

@@ -50,6 +50,42 @@ class ModelOutputs(Stored):
     CPUs when that word is auto (docs/decisions/0004)."""
 
 
+class NodeFacts(Stored):
+    """What a node says of itself."""
+
+    boot_id: str
+    """Another one after every start: what lay on its instance store may be gone."""
+    interface: str = ""
+    """Network interface of its private address."""
+    cores: tuple[int, ...] = ()
+    generations: dict[str, str] = Field(default_factory=dict)
+    """Of every process that runs, by name."""
+    units: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """systemd's words on every unit of ours, by process."""
+    gpus: int = 0
+    efa_devices: int = 0
+    efa_bytes: int = 0
+    """Written and read by RDMA at this node's wish, by all devices together, since they came."""
+
+
+class ConfiguredNode(Stored):
+    """One node as nodes.yml left it."""
+
+    digest: str
+    """Of all that it was told."""
+    facts: NodeFacts
+
+
+class ConfigureOutputs(Stored):
+    """Nodes that are ready for engines."""
+
+    nodes: dict[str, ConfiguredNode]
+
+    @property
+    def facts(self) -> dict[str, NodeFacts]:
+        return {name: node.facts for name, node in self.nodes.items()}
+
+
 class FleetOutputs(Stored):
     """The processes that serve, and where."""
 

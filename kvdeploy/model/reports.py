@@ -38,6 +38,8 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
+    MOCKED = "mocked"
+    """Would have passed, on hardware that is not real: a rehearsal."""
 
 
 class RungReport(Stored):

@@ -14,6 +14,13 @@ EngineArg = bool | int | float | str | list[str] | dict[str, Any]
 """A value of `engine_args`: true is a bare flag, a list repeats its words, a map becomes JSON."""
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+RoleVariable = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(base|nvidia|efa|nixl|vllm|model|engine|router|monitoring)_[a-z0-9_]+$"
+    ),
+]
+"""A variable of one of the roles in playbooks/."""
 
 TARGETS = ("local", "aws")
 
@@ -343,11 +350,20 @@ class AccessSpec(Frozen):
     """How nodes are reached."""
 
     method: Literal["ssm", "ssh"] = knob("ssm", doc="ssm or ssh", change=Change.RELOAD)
-    key_name: str | None = knob(None, doc="existing EC2 key pair, for ssh", change=Change.REPLACE)
+    key_name: str | None = knob(
+        None,
+        doc="existing EC2 key pair; default: the cluster has a key of its own",
+        change=Change.REPLACE,
+    )
     public_key_file: str | None = knob(
         None,
         doc="instead of key_name: a public key file to make a key pair of",
         change=Change.REPLACE,
+    )
+    private_key_file: str | None = knob(
+        None,
+        doc="the key to log in with; default: public_key_file without .pub, else ssh's own choice",
+        change=Change.RELOAD,
     )
     ssh_cidrs: tuple[str, ...] = knob(
         (), doc="who may reach port 22, for ssh", change=Change.RELOAD
@@ -407,6 +423,18 @@ class AwsSpec(Frozen):
     budget_usd: float | None = knob(
         None, doc="dollars this cluster may cost", change=Change.RELOAD, gt=0
     )
+    node_variables: dict[RoleVariable, EngineArg] = knob(
+        {},
+        doc="more variables of the roles in playbooks/, e.g. {efa_url: a mirror of ours}",
+        change=Change.RELOAD,
+    )
+    endpoint: str | None = knob(
+        None,
+        doc="http://127.0.0.1:PORT of a double of AWS: the cluster is a rehearsal",
+        change=Change.REFUSE,
+        pattern=r"^http://127\.0\.0\.1:\d+$",
+        examples=["http://127.0.0.1:5000"],
+    )
 
 
 class MonitoringSpec(Frozen):
@@ -460,3 +488,10 @@ class ClusterSpec(Frozen):
     state: StateSpec = knob(
         StateSpec(), doc="where Terraform's state is kept (aws)", change=Change.REFUSE
     )
+
+    @property
+    def kind(self) -> str:
+        """The target, as people and reports call it: a rehearsal never passes for aws."""
+        return (
+            "rehearsal" if self.target == "aws" and self.aws and self.aws.endpoint else self.target
+        )

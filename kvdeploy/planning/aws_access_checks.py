@@ -51,19 +51,6 @@ def key_named_twice(spec: ClusterSpec) -> Iterator[Finding]:
         )
 
 
-def ssh_without_key(spec: ClusterSpec) -> Iterator[Finding]:
-    """Nobody could log in."""
-    aws = aws_of(spec)
-    if aws is None or aws.access.method != "ssh":
-        return
-    if not aws.access.key_name and not aws.access.public_key_file:
-        yield error(
-            "aws.access.key_name",
-            "ssh needs a key on the nodes",
-            "Name an EC2 key pair here, or a public key file in public_key_file.",
-        )
-
-
 def ssh_from_nowhere(spec: ClusterSpec) -> Iterator[Finding]:
     """The new security group would let nobody in."""
     aws = aws_of(spec)
@@ -175,7 +162,6 @@ def aws_of(spec: ClusterSpec) -> AwsSpec | None:
 ACCESS_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     open_to_everyone,
     key_named_twice,
-    ssh_without_key,
     ssh_from_nowhere,
     ssh_without_bastion,
     ssh_open_to_everyone,

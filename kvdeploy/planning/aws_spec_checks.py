@@ -99,6 +99,27 @@ def ucx_on_aws(spec: ClusterSpec) -> Iterator[Finding]:
         )
 
 
+def runtime_python_on_aws(spec: ClusterSpec) -> Iterator[Finding]:
+    """Nodes are new machines: an interpreter of this one is not on them."""
+    if spec.target == "aws" and spec.runtime.python is not None:
+        yield error(
+            "runtime.python",
+            f"{spec.runtime.python} is an interpreter of this machine, and nodes build their own "
+            "from kvdeploy's lock",
+            "Leave it out.",
+        )
+
+
+def cpu_on_aws(spec: ClusterSpec) -> Iterator[Finding]:
+    """GPU nodes would be paid for, and their processors used."""
+    if spec.target == "aws" and spec.aws and not spec.aws.endpoint and spec.runtime.device == "cpu":
+        yield error(
+            "runtime.device",
+            f"cpu, and {spec.aws.instance_type} is paid for its GPUs",
+            "Set it to auto. Engines on CPUs are for rehearsals (aws.endpoint).",
+        )
+
+
 def router_on_ssh_port(spec: ClusterSpec) -> Iterator[Finding]:
     """Every node has an SSH server there already."""
     if spec.target == "aws" and spec.router.port == SSH_PORT:
@@ -270,6 +291,8 @@ AWS_SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] =
     engine_larger_than_nodes,
     zone_outside_region,
     ucx_on_aws,
+    runtime_python_on_aws,
+    cpu_on_aws,
     router_on_ssh_port,
     reservation_missing,
     reservation_named_twice,

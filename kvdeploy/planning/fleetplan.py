@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvdeploy.model.infra import ProvisionOutputs
     from kvdeploy.model.launch import Role
-    from kvdeploy.model.outputs import Device, ModelOutputs
+    from kvdeploy.model.outputs import Device, ModelOutputs, NodeFacts
     from kvdeploy.model.package import RouterPackage
     from kvdeploy.model.spec import ClusterSpec, FleetSpec
 
@@ -85,8 +85,11 @@ class FleetPlan(Stored):
         )
 
 
-def machines_of(provision: ProvisionOutputs) -> tuple[Machine, ...]:
-    """The nodes that Terraform made."""
+def machines_of(
+    provision: ProvisionOutputs, facts: Mapping[str, NodeFacts] | None = None
+) -> tuple[Machine, ...]:
+    """The nodes that Terraform made, with what they say of themselves."""
+    told = facts or {}
     return tuple(
         Machine(
             name=name,
@@ -94,6 +97,8 @@ def machines_of(provision: ProvisionOutputs) -> tuple[Machine, ...]:
             address=node.private_ip,
             instance_type=node.instance_type,
             instance_id=node.id,
+            interface=told[name].interface if name in told else "",
+            cores=told[name].cores if name in told else (),
         )
         for name, node in provision.nodes.items()
     )

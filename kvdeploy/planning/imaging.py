@@ -15,7 +15,7 @@ from kvdeploy.errors import CheckError
 from kvdeploy.model import catalog, layout
 from kvdeploy.model.image import BASE_TAG, BUILDER, MANAGED_TAG, RECIPE_TAG, Recipe
 from kvdeploy.model.infra import CLUSTER_TAG, ID_TAG, NODE_TAG, OWNER_TAG, ROLE_TAG, TAG
-from kvdeploy.model.inventory import Connection, Host, Inventory
+from kvdeploy.model.inventory import Host, Inventory
 from kvdeploy.model.wording import did_you_mean
 from kvdeploy.planning import configuration
 
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from kvdeploy.model.catalog import InstanceProfile
     from kvdeploy.model.image import Builder
     from kvdeploy.model.infra import ClusterIdentity
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.inventory import Connection
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.configuration import Site
 
 ROLES: Final = ("base", "nvidia", "efa", "vllm", "nixl")
 """What of nodes.yml an image holds. Models go to the instance store, which no image has."""
-LOGIN: Final = "ubuntu"
-"""Whom cloud-init gives the key to, on images of Ubuntu."""
 END_AFTER_S: Final = 4 * 3600
 """A builder that nobody ends has ended itself this long after its last boot."""
 
@@ -111,18 +110,6 @@ def build_inventory(
         hosts=(host,),
         connection=connection,
         group_vars={"all": dict(variables["all"]), "gpu": dict(variables["gpu"])},
-    )
-
-
-def build_connection(aws: AwsSpec, *, private_key: str, known_hosts: str) -> Connection:
-    """As nodes of the cluster are reached, with a key that is the builder's alone."""
-    through_ssm = aws.access.method == "ssm"
-    return Connection(
-        user=LOGIN,
-        private_key=private_key,
-        known_hosts=known_hosts,
-        bastion=None if through_ssm else aws.access.bastion,
-        ssm_region=aws.region if through_ssm else None,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdeploy.adapters.aws import facts as aws_facts
+from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.adapters.terraform.client import find_version, foreign_env
 from kvdeploy.errors import AwsError, SpecError
 from kvdeploy.model.facts import OperatorFacts
@@ -24,7 +25,6 @@ from kvdeploy.planning.operator_checks import AWS_CREDENTIALS, check_operator
 from kvdeploy.stages.preflight import has_keys
 
 if TYPE_CHECKING:
-    from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.model.awsfacts import AwsFacts
     from kvdeploy.model.infra import Node
     from kvdeploy.model.reports import Finding
@@ -98,6 +98,12 @@ def aws_section(spec: ClusterSpec) -> AwsSpec:
         msg = "target aws needs a section aws"
         raise SpecError(msg)
     return spec.aws
+
+
+def session_of(spec: ClusterSpec) -> Aws:
+    """Whom to ask: AWS, or the double of a rehearsal."""
+    section = aws_section(spec)
+    return Aws(section.region, endpoint=section.endpoint)
 
 
 def new_identity(owner: str, *, id: str | None = None) -> ClusterIdentity:

@@ -236,14 +236,14 @@ class LocalFleetStage:
         def look() -> bool | None:
             nonlocal seen
             seen = ask_ready(fleet)
-            step.update(f"warming pairs: {_pairs_text(seen)}")
+            step.update(f"warming pairs: {pairs_text(seen)}")
             return True if seen.status == 200 else None
 
         if wait_for(look, timeout_s=PAIRS_TIMEOUT_S, interval_s=0.2) is None:
             log = self._processes.log(launch.ROUTER)
             msg = (
                 f"the router could not push over every pair within {PAIRS_TIMEOUT_S:.0f} s: "
-                f"{_pairs_text(seen)}\nlast lines of {log}:\n{tail(log)}"
+                f"{pairs_text(seen)}\nlast lines of {log}:\n{tail(log)}"
             )
             raise FleetError(msg, hint="'kvdeploy logs NAME' shows the engines' side.", log=log)
 
@@ -264,7 +264,7 @@ class LocalFleetStage:
         return {name: state.generation for name, state in seen.items() if state}
 
 
-def _pairs_text(answer: http.Answer) -> str:
+def pairs_text(answer: http.Answer) -> str:
     pairs = answer.body.get("pairs") if isinstance(answer.body, dict) else None
     if not isinstance(pairs, dict):
         return answer.message or "no answer from the router yet"

@@ -18,37 +18,24 @@ from kvdeploy.errors import AwsError, KvdeployError, UnreachableError
 from kvdeploy.model import layout
 from kvdeploy.planning.imaging import ROLES
 from kvdeploy.polling import wait_for
+from kvdeploy.stages.configure import FIRST_BOOT_S, NODES_S, REACH_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from kvdeploy.adapters.ansible.events import Listener
-    from kvdeploy.adapters.ansible.report import PlayReport
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.model.image import Builder, NodeImage
     from kvdeploy.model.inventory import Inventory
     from kvdeploy.polling import Clock
     from kvdeploy.stages.base import Step
+    from kvdeploy.stages.nodes import Plays
 
 T = TypeVar("T")
 
-REACH_S: Final = 1200.0
-"""From "running" to a log-in: a machine with eight GPUs boots for minutes."""
 AGAIN_S: Final = 10.0
-FIRST_BOOT_S: Final = 900.0
-NODES_S: Final = 2 * 3600.0
 SEAL_S: Final = 600.0
-
-
-class Plays(Protocol):
-    """Runs playbooks: adapters/ansible has the one that does it for real."""
-
-    listener: Listener
-
-    def run(self, play: Play) -> PlayReport:
-        """Raises PlaybookError, UnreachableError, ToolError or CheckError."""
 
 
 class Progress(Protocol):

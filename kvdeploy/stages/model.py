@@ -51,9 +51,8 @@ class ModelStage:
         model = self._spec.model
         if model.id.startswith(BUILTIN):
             step.update("making a small model with random weights")
-            path = ensure_tiny_model(runtime.cache_dir() / "models", seed=model.seed)
-        elif (local := local_path(model.id, self._root)) is not None:
-            path = local
+        if (folder := model_folder(self._spec, self._root)) is not None:
+            path = Path(folder)
         else:
             path = hub.ensure_model(
                 model.id,
@@ -79,6 +78,15 @@ def dtype_of(spec: ClusterSpec, device: str) -> str:
     model = spec.model
     exact = model.dtype == "auto" and model.id.startswith(BUILTIN) and device == "cpu"
     return "float32" if exact else model.dtype
+
+
+def model_folder(spec: ClusterSpec, root: Path) -> str | None:
+    """The folder of a model that lies on this machine, or is made here now; None for others."""
+    model = spec.model
+    if model.id.startswith(BUILTIN):
+        return str(ensure_tiny_model(runtime.cache_dir() / "models", seed=model.seed))
+    path = local_path(model.id, root)
+    return None if path is None else str(path)
 
 
 def local_path(model_id: str, root: Path) -> Path | None:

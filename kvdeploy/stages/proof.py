@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kvdeploy.errors import SmokeError
@@ -10,18 +11,22 @@ from kvdeploy.model.reports import SmokeReport
 from kvdeploy.stages.smoke import Smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.stages.base import Results, Step
+
+    Reach = Callable[[FleetOutputs], AbstractContextManager[FleetOutputs]]
 
 
 class ProofStage:
     name = "proof"
     title = "prove one push over every pair"
 
-    def __init__(self, spec: ClusterSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: ClusterSpec, reach: Reach = nullcontext) -> None:
+        """`reach` makes of the fleet one that can be asked from here, for a while."""
+        self._spec, self._reach = spec, reach
 
     def inputs(self, results: Results) -> Mapping[str, Any]:
         return {"fleet": dict(results["fleet"])}
@@ -32,7 +37,8 @@ class ProofStage:
     def apply(self, results: Results, step: Step) -> Mapping[str, Any]:
         fleet = FleetOutputs.model_validate(results["fleet"])
         model = ModelOutputs.model_validate(results["model"])
-        report = Smoke(self._spec, model, fleet, None, step).prove()
+        with self._reach(fleet) as here:
+            report = Smoke(self._spec, model, here, None, step).prove()
         raise_unless_proven(report)
         return report.model_dump(mode="json")
 

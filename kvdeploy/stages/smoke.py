@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning import questions, verdicts
@@ -20,11 +20,11 @@ from kvdeploy.stages.asking import Asker
 from kvdeploy.stages.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from kvdeploy.adapters.local.processes import Processes
     from kvdeploy.model.counters import EngineCounters
-    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
+    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, NodeFacts
+    from kvdeploy.model.reports import RungReport
     from kvdeploy.model.routing import Engine
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.questions import Question
@@ -38,6 +38,24 @@ CONTROL_TOLERANCE_S: Final = 2.0
 RECOVERY_S: Final = 60.0
 
 
+class Freezer(Protocol):
+    """Stops a process for a moment, as it is, and lets it go on."""
+
+    def pause(self, name: str) -> None: ...
+
+    def resume(self, name: str) -> None: ...
+
+
+class Hardware(Protocol):
+    """The nodes under a fleet."""
+
+    def look(self) -> dict[str, NodeFacts]: ...
+
+    def judge(
+        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
+    ) -> Iterator[RungReport]: ...
+
+
 class Smoke:
     """One climb. `spec` is the cluster file that the fleet was brought up with."""
 
@@ -46,10 +64,12 @@ class Smoke:
         spec: ClusterSpec,
         model: ModelOutputs,
         fleet: FleetOutputs,
-        processes: Processes | None,
+        freezer: Freezer | None,
         step: Step,
+        *,
+        hardware: Hardware | None = None,
     ) -> None:
-        self.spec, self.processes, self.step = spec, processes, step
+        self.spec, self.freezer, self.step, self.hardware = spec, freezer, step, hardware
         self.asker = Asker(fleet)
         self.ledger = Ledger(spec, model)
         self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
@@ -61,6 +81,7 @@ class Smoke:
         self.step.update("waiting for a quiet fleet")
         self.asker.wait_quiet()
         words_long = self._words_long()
+        nodes = self.hardware.look() if self.hardware else {}
         before = self.asker.counters()
         for prefill, decode in self.asker.pairs:
             # What differs comes first: a block in common would be in decode's cache already.
@@ -68,6 +89,7 @@ class Smoke:
             asked = questions.pair_questions(nonce, words_long=words_long)
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
+        self._nodes(nodes, before)
         self._controls(before)
         return self._report()
 
@@ -82,7 +104,7 @@ class Smoke:
     def _report(self) -> SmokeReport:
         return SmokeReport(
             cluster=self.spec.name,
-            target=self.spec.target,
+            target=self.spec.kind,
             started_at=self.started_at,
             seconds=round(time.monotonic() - self.started, 2),
             pairs=tuple(_name(p, d) for p, d in self.asker.pairs),
@@ -140,17 +162,27 @@ class Smoke:
                 verdicts.judge_failures("router", _sum([after[n] - before[n] for n in after]))
             )
 
+    def _nodes(self, nodes: Mapping[str, NodeFacts], before: Mapping[str, EngineCounters]) -> None:
+        if self.hardware is None:
+            return
+        self.step.update("nodes: their devices")
+        with self.ledger.timed():
+            after = self.asker.counters()
+            pushed = {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
+            for rung in self.hardware.judge(nodes, pushed):
+                self.ledger.add(rung)
+
     def _controls(self, before: dict[str, EngineCounters]) -> None:
         """Freeze every prefill: a request must fail, in words and in time. Then thaw them."""
         subject = "prefill stopped"
-        if self.processes is None:
+        if self.freezer is None:
             message = "this target's prefill cannot be stopped from here"
             self.ledger.note("control", subject, Verdict.NOT_APPLICABLE, message)
             return
         question = questions.control_question(self.nonce)
         self.step.update("control: prefill is stopped, a request must fail")
         with self.ledger.timed():
-            with self._frozen(self.processes):
+            with self._frozen(self.freezer):
                 answer = self.asker.ask(question, timeout_s=CONTROL_DEADLINE_S)
             self.ledger.add(
                 verdicts.judge_control(
@@ -165,15 +197,15 @@ class Smoke:
         self._recovery(before)
 
     @contextmanager
-    def _frozen(self, processes: Processes) -> Iterator[None]:
+    def _frozen(self, freezer: Freezer) -> Iterator[None]:
         names = [p.name for p in self.asker.prefills]
         try:
             for name in names:
-                processes.pause(name)
+                freezer.pause(name)
             yield
         finally:
             for name in names:
-                processes.resume(name)
+                freezer.resume(name)
 
     def _recovery(self, before: dict[str, EngineCounters]) -> None:
         """The control must leave nothing behind: right answers, and every block given back."""

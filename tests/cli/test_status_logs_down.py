@@ -8,7 +8,7 @@ import pytest
 
 from kvdeploy.adapters.store import Store, write_text
 from kvdeploy.cli.app import App, main
-from kvdeploy.cli.logs import Tail
+from kvdeploy.cli.tail import Tail
 from kvdeploy.model.launch import LaunchSpec, ProcessState, Readiness
 from kvdeploy.model.record import Record, StageRecord
 from kvdeploy.ui import Ui

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import yaml
@@ -17,65 +14,30 @@ from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import App, main
 from kvdeploy.ui import Ui
 from tests.double.client import Double
+from tests.mirror import terraform_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 NO_SKIP = "KVDEPLOY_TESTS_NO_SKIP"
 """Set in CI: what cannot be tested is a failure there."""
 SECRET = "never-to-be-seen-anywhere"
-PROVIDER = "terraform-provider-aws*"
-MIRRORS = (
-    "~/.terraform.d/plugins",
-    "~/.local/share/terraform/plugins",
-    "/usr/local/share/terraform/plugins",
-    "/usr/share/terraform/plugins",
-)
-"""Where Terraform itself looks for a mirror."""
 
 
-LESS_COLLECTING = {"GOGC": "400"}
-"""Every start of the provider builds the schemas of all of AWS: it gets room for the garbage."""
-
-
-def _absent(what: str) -> None:
+def _absent(what: str) -> NoReturn:
     if os.environ.get(NO_SKIP):
         pytest.fail(f"{what}, and {NO_SKIP} is set")
     pytest.skip(what)
 
 
-def _mirror() -> Path | None:
-    """A filesystem mirror that holds the AWS provider: HOST/NAMESPACE/TYPE/VERSION/OS_ARCH/file."""
-    for place in MIRRORS:
-        if found := next(Path(place).expanduser().glob(f"*/*/aws/*/*/{PROVIDER}"), None):
-            return found.parents[5]
-    looked = subprocess.run(
-        ["find", "/", "-xdev", "-name", PROVIDER, "-type", "f", "-not", "-path", "*/.terraform/*"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return next((Path(line).parents[5] for line in looked.stdout.splitlines()), None)
-
-
 @pytest.fixture(scope="session")
 def terraform_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment with which terraform finds the AWS provider; skips where there is none."""
-    if shutil.which("terraform") is None:
-        _absent("terraform is not installed")
-    named = os.environ.get("TF_CLI_CONFIG_FILE")
-    if named and Path(named).exists():
-        return {"TF_CLI_CONFIG_FILE": named, **LESS_COLLECTING}
-    mirror = _mirror()
-    if mirror is None:
-        _absent("the AWS provider is in no mirror on this machine")
-    config = tmp_path_factory.mktemp("terraform") / "cli.tfrc"
-    config.write_text(
-        f"disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n"
-        f'    path = "{mirror}"\n  }}\n}}\n'
-    )
-    return {"TF_CLI_CONFIG_FILE": str(config), **LESS_COLLECTING}
+    found = terraform_environment(tmp_path_factory.mktemp("terraform"))
+    if isinstance(found, str):
+        _absent(found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +85,8 @@ class Bench:
     def run(self, *argv: str) -> Said:
         err = io.StringIO()
         self._capsys.readouterr()
+        if argv[0] == "up" and "--until" not in argv:
+            argv = (*argv, "--until", "provision")  # there is nothing behind the double's machines
         code = main(argv, app=App(ui=Ui(err=err), root=self.root))
         out, more = self._capsys.readouterr()
         return Said(code=code, out=out, err=err.getvalue() + more)

@@ -107,9 +107,9 @@ class Runs:
 
 
 def files() -> Any:
-    from kvdeploy.cli.aws.image import control_files
+    from kvdeploy.stages.nodes import NO_PACKAGE, control_files
 
-    return control_files()
+    return control_files("cuda", NO_PACKAGE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1093,6 +1093,23 @@ SPEC_CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Use auto or LIBFABRIC.",
     ),
     (
+        {"runtime.python": "/opt/vllm/bin/python"},
+        "runtime-python-on-aws",
+        ERROR,
+        "runtime.python",
+        "/opt/vllm/bin/python is an interpreter of this machine, and nodes build their own from "
+        "kvdeploy's lock",
+        "Leave it out.",
+    ),
+    (
+        {"runtime.device": "cpu"},
+        "cpu-on-aws",
+        ERROR,
+        "runtime.device",
+        "cpu, and p5en.48xlarge is paid for its GPUs",
+        "Set it to auto. Engines on CPUs are for rehearsals (aws.endpoint).",
+    ),
+    (
         {"router.port": 22},
         "router-on-ssh-port",
         ERROR,
@@ -1219,14 +1236,6 @@ SPEC_CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "aws.access.public_key_file",
         "both key_name and public_key_file name a key",
         "Keep one of them.",
-    ),
-    (
-        SSH | {"aws.access.key_name": None},
-        "ssh-without-key",
-        ERROR,
-        "aws.access.key_name",
-        "ssh needs a key on the nodes",
-        "Name an EC2 key pair here, or a public key file in public_key_file.",
     ),
     (
         SSH | {"aws.access.ssh_cidrs": []},

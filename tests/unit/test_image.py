@@ -22,6 +22,7 @@ from kvdeploy.model.infra import ClusterIdentity
 from kvdeploy.model.package import RouterPackage
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning import imaging
+from kvdeploy.planning.access import build_connection
 from kvdeploy.planning.configuration import ControlFiles, Site
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +154,7 @@ def test_the_builder_is_a_gpu_node_of_the_inventory() -> None:
         instance_type="p5en.48xlarge",
         launched_at=NOW,
     )
-    connection = imaging.build_connection(spec().aws, private_key="/k", known_hosts="/h")  # type: ignore[arg-type]
+    connection = build_connection(spec().aws, private_key="/k", known_hosts="/h")  # type: ignore[arg-type]
     made = imaging.build_inventory(
         builder, imaging.build_variables(spec(), P5EN, site()), connection
     )
@@ -176,7 +177,7 @@ def test_the_builder_is_reached_as_nodes_are_with_a_key_of_its_own(
 ) -> None:
     aws = spec(access=access).aws
     assert aws is not None
-    made = imaging.build_connection(aws, private_key="/run/key", known_hosts="/run/known")
+    made = build_connection(aws, private_key="/run/key", known_hosts="/run/known")
     assert (made.user, made.bastion, made.ssm_region) == ("ubuntu", bastion, region)
     assert (made.private_key, made.known_hosts) == ("/run/key", "/run/known")
     assert not made.learn_host_keys

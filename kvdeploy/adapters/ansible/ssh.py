@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy.errors import CheckError, ToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from kvdeploy.model.inventory import Connection, Host
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 15
 """How long a host may take to accept a connection."""
 CONNECT_TRIES: Final = 3
+SOON_S: Final = 5
 ALIVE_S: Final = 15
 ALIVE_TRIES: Final = 4
 """A host that answers nothing for ALIVE_S x ALIVE_TRIES seconds is given up."""
@@ -59,6 +60,26 @@ def ssh_argv(host: Host, connection: Connection, *remote: str) -> tuple[str, ...
     user, port = connection.user, str(connection.port)
     words = ("--", host.address, *((shlex.join(remote),) if remote else ()))
     return ("ssh", *options, "-l", user, "-p", port, *words)
+
+
+def unwatched_argv(
+    host: Host, connection: Connection, *remote: str, forwards: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """As ssh_argv, for a program that nobody sits at: nothing is asked, and a host that does not
+    answer is soon given up.
+
+    Args:
+        host: which.
+        connection: how.
+        remote: what to run there; nothing: only `forwards` are kept open.
+        forwards: LOCAL:PORT:REMOTE:PORT, each a way through the host.
+    """
+    first = ["BatchMode=yes", f"ConnectTimeout={SOON_S}", "ConnectionAttempts=1"]  # these win
+    if forwards:
+        first.append("ExitOnForwardFailure=yes")
+    ways = tuple(word for way in forwards for word in ("-L", way))
+    program, *rest = ssh_argv(host, connection, *remote)
+    return (program, *_flags(first), *(() if remote else ("-N",)), *ways, *rest)
 
 
 def bastion_argv(connection: Connection, control: Path) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ so that what kvdeploy asks of AWS can be listed (docs/aws-permissions.md).
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,8 @@ CLIENTS: Final = {"servicequotas": "service-quotas"}
 """IAM's names of services, where boto3 has another."""
 PRICING_REGION: Final = "us-east-1"
 """The price list is served from few regions; this is one."""
+NOBODY: Final = {"aws_access_key_id": "rehearsal", "aws_secret_access_key": "rehearsal"}
+"""Credentials for a double of AWS."""
 
 
 class Aws:
@@ -31,17 +34,26 @@ class Aws:
 
     Args:
         region: e.g. 'us-west-2'.
+        endpoint: of a double that is asked instead of AWS; nobody's credentials reach it.
         attempts: tries of one call, the first included.
         timeout_s: for a connection to open, and for every wait on an answer.
     """
 
-    def __init__(self, region: str, *, attempts: int = 4, timeout_s: float = 20.0) -> None:
-        self.region = region
+    def __init__(
+        self,
+        region: str,
+        *,
+        endpoint: str | None = None,
+        attempts: int = 4,
+        timeout_s: float = 20.0,
+    ) -> None:
+        self.region, self.endpoint = region, endpoint
         self._config = Config(
             retries={"mode": "standard", "total_max_attempts": attempts},
             connect_timeout=min(timeout_s, 10.0),
             read_timeout=timeout_s,
             max_pool_connections=16,
+            **({"proxies": {}} if endpoint else {}),
         )
         self._lock = threading.Lock()
         self._session: Any = None
@@ -53,10 +65,11 @@ class Aws:
             if service not in self._clients:
                 try:
                     if self._session is None:
-                        self._session = boto3.session.Session()
+                        self._session = boto3.session.Session(**(NOBODY if self.endpoint else {}))
                     self._clients[service] = self._session.client(
                         CLIENTS.get(service, service),
                         region_name=PRICING_REGION if service == "pricing" else self.region,
+                        endpoint_url=self.endpoint,
                         config=self._config,
                     )
                 except (BotoCoreError, ValueError) as e:
@@ -98,6 +111,20 @@ class Aws:
         with translated(operation, region=self.region):
             for page in client.get_paginator(method).paginate(**parameters):
                 yield from page.get(key, [])
+
+
+def environment(endpoint: str | None) -> dict[str, str]:
+    """What other programs must be told to ask a double; {} when there is none."""
+    if endpoint is None:
+        return {}
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        **{name.upper(): word for name, word in NOBODY.items()},
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+    }
 
 
 def filters(**named: str | list[str]) -> list[dict[str, Any]]:

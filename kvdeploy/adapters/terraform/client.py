@@ -71,6 +71,8 @@ class Terraform:
         work: the folder; `prepare` it first.
         log: file that gets every line of every command.
         parallelism: operations at once; all nodes should be launched together.
+        aws: whom the provider asks instead of AWS, in the AWS SDKs' variables; empty: AWS, as the
+            caller's own say.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class Terraform:
         *,
         log: Path,
         parallelism: int = 10,
+        aws: Mapping[str, str] | None = None,
     ) -> None:
         self._runner, self.work, self.log = runner, work, log
-        self._parallelism = parallelism
+        self._parallelism, self._aws = parallelism, aws or {}
         self.listener: Listener = Mute()
         """Told what goes on; whoever has a step under way puts its line here."""
 
@@ -232,8 +235,8 @@ class Terraform:
         return Command(
             argv=tuple(builder.generate_cmd_string(verb, *args, **flags)),
             cwd=self.work.path,
-            env=OWN_ENV,
-            drop_env=FOREIGN_ENV,
+            env={**OWN_ENV, **self._aws},
+            drop_env=(*FOREIGN_ENV, *(["AWS_"] if self._aws else [])),
             timeout_s=timeout_s,
             grace_s=SAVE_STATE_S,
             output=output,

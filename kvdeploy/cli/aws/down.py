@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kvdeploy.adapters.aws import leftovers
-from kvdeploy.adapters.aws.session import Aws
+from kvdeploy.cli.aws.crew import public_key_of
 from kvdeploy.cli.aws.site import ask, known_identity, site_of
 from kvdeploy.cli.common import recorded
-from kvdeploy.stages.aws_preflight import aws_section
+from kvdeploy.stages.aws_preflight import session_of
 from kvdeploy.stages.teardown import destroy, remove_leftovers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def down(
     as_json: bool,
 ) -> None:
     """Take down the cluster that was made of `spec`, also when nothing is remembered of it."""
-    aws = Aws(aws_section(spec).region)
+    aws = session_of(spec)
     with recorded(app, store, "down") as (run, runner):
         record = store.read(target="aws")
         identity = known_identity(spec, record, store, aws)
@@ -57,6 +57,7 @@ def down(
                 work=store.terraform,
                 log=run.path / "terraform.log",
                 generations=record.generations,
+                public_key=public_key_of(spec, store, runner, make_in=store.dir),
             )
             site = replace(site, variables={**site.variables, "nodes": {}})
             with app.ui.step("destroy what Terraform knows") as step:

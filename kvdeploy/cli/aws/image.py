@@ -16,25 +16,26 @@ from kvdeploy.adapters.ansible.ssh import check_tools, known_as
 from kvdeploy.adapters.aws import builders, imaging
 from kvdeploy.adapters.aws.facts import locked_versions
 from kvdeploy.adapters.aws.prices import prices_of
-from kvdeploy.adapters.aws.session import Aws
-from kvdeploy.adapters.recipe import digests, images_source, lock_file, probe_file
+from kvdeploy.adapters.recipe import digests, images_source
 from kvdeploy.adapters.sshkeys import forget_key, make_key
 from kvdeploy.adapters.store import write_text
 from kvdeploy.cli.aws.site import ask, identity_if_readable
 from kvdeploy.cli.common import recorded
 from kvdeploy.cli.tables import show
-from kvdeploy.model.package import RouterPackage
 from kvdeploy.planning import imaging as planning
-from kvdeploy.planning.configuration import ControlFiles, Site
+from kvdeploy.planning.access import build_connection
+from kvdeploy.planning.configuration import Site
 from kvdeploy.polling import SystemClock
 from kvdeploy.stages import image as building
-from kvdeploy.stages.aws_preflight import aws_section, new_identity
+from kvdeploy.stages.aws_preflight import aws_section, new_identity, session_of
 from kvdeploy.stages.image_preflight import find_base, find_ground, find_ready
+from kvdeploy.stages.nodes import NO_PACKAGE, control_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.common import Loaded
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from kvdeploy.polling import Clock
     from kvdeploy.proc import Runner
     from kvdeploy.stages.image_preflight import Ground, Wishes
+    from kvdeploy.stages.nodes import Plays
 
 LOGIN: Final = "builder-login"
 HOST: Final = "builder-host"
@@ -73,13 +75,13 @@ def image(
     yes: bool,
     as_json: bool,
     aws: Aws | None = None,
-    plays: Callable[[RunLog], building.Plays] | None = None,
+    plays: Callable[[RunLog], Plays] | None = None,
     clock: Clock | None = None,
 ) -> None:
     """The last three: whom to ask, what runs playbooks, and what waits."""
     spec, clock = loaded.spec, clock or SystemClock()
     section = aws_section(spec)
-    aws = aws or Aws(section.region)
+    aws = aws or session_of(spec)
     work = _work(spec, wishes.instance_type or section.instance_type)
     with recorded(app, store, "image") as (run, runner):
         with app.ui.step("ask AWS what there is"):
@@ -96,7 +98,7 @@ def image(
         with app.ui.step("look for a place for the builder"):
             ground = find_ground(aws, spec, known, wishes, instance_type=work.profile.name)
             identity = known or new_identity(aws.identity().user)
-            check_tools(planning.build_connection(section, private_key="", known_hosts=""))
+            check_tools(build_connection(section, private_key="", known_hosts=""))
         app.ui.say(_price(aws, work.profile.name))
         runs = plays(run) if plays else Ansible(run.path / "ansible.jsonl", runner=runner)
         try:
@@ -113,7 +115,7 @@ def image(
 def show_images(loaded: Loaded, *, as_json: bool) -> None:
     """Every image of the account and region that kvdeploy made."""
     section = aws_section(loaded.spec)
-    found = imaging.find(Aws(section.region))
+    found = imaging.find(session_of(loaded.spec))
     if as_json:
         click.echo(json.dumps([i.model_dump(mode="json") for i in found], indent=2))
         return
@@ -136,20 +138,9 @@ def show_images(loaded: Loaded, *, as_json: bool) -> None:
 
 
 # --- what is decided here --------------------------------------------------------------------
-def control_files() -> ControlFiles:
-    """An image has no router and no model: the rest is named as everywhere."""
-    return ControlFiles(
-        runtime_lock=str(lock_file("cuda.txt")),
-        runtime_probe=str(probe_file()),
-        s3_lock=str(lock_file("node.txt")),
-        router_lock=str(lock_file("router.txt")),
-        router_package=RouterPackage(path="", digest=""),
-    )
-
-
 def _work(spec: ClusterSpec, instance_type: str) -> _Work:
     profile = planning.find_profile(instance_type)
-    site = Site(device="cuda", files=control_files())
+    site = Site(device="cuda", files=control_files("cuda", NO_PACKAGE))
     variables = planning.build_variables(spec, profile, site)
     files = digests(playbooks_source(), images_source(), planning.ROLES)
     locked = locked_versions()
@@ -173,7 +164,7 @@ def _plan(
     section, now = aws_section(work.spec), datetime.now(UTC)
     login = make_key(runner, run.path / LOGIN, comment="kvdeploy-image")
     host = make_key(runner, run.path / HOST, comment="kvdeploy-image")
-    connection = planning.build_connection(
+    connection = build_connection(
         section, private_key=str(login.path), known_hosts=str(run.path / "known_hosts")
     )
 

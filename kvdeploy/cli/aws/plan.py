@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.cli.aws.costs import cost_document, cost_lines, price
+from kvdeploy.cli.aws.crew import public_key_of
 from kvdeploy.cli.aws.site import identity_if_readable, refuse_moves, site_of
 from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.tables import show
@@ -21,7 +21,7 @@ from kvdeploy.model.infra import Action
 from kvdeploy.model.reports import Severity
 from kvdeploy.planning.changes import compare
 from kvdeploy.proc import LocalRunner
-from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
+from kvdeploy.stages.aws_preflight import look, new_identity, session_of
 from kvdeploy.stages.provision import generations_of, preview
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ COLOURS = {"create": "green", "update": "yellow", "replace": "red", "destroy": "
 
 def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_json: bool) -> None:
     spec = loaded.spec
-    aws, runner = Aws(aws_section(spec).region), LocalRunner()
+    aws, runner = session_of(spec), LocalRunner()
     record = store.read(target="aws")
     refuse_moves(record, spec)
     with app.ui.step("check the account"):
@@ -57,6 +57,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
             log=Path(scratch) / "terraform.log",
             generations=generations_of(aws, known, record.generations),
             reservation_id=seen.reservation_id,
+            public_key=public_key_of(spec, store, runner, make_in=Path(scratch)),
         )
         try:
             planned, orphans = preview(site, step)

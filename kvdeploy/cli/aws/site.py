@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvdeploy.adapters.aws import statebucket
+from kvdeploy.adapters.aws.session import environment
 from kvdeploy.adapters.terraform.client import Terraform
 from kvdeploy.adapters.terraform.events import node_of
 from kvdeploy.adapters.terraform.workdir import WorkDir, local_backend, s3_backend, state_key
@@ -18,7 +19,7 @@ from kvdeploy.model.base import Change
 from kvdeploy.model.infra import Action, ClusterIdentity
 from kvdeploy.planning.changes import compare
 from kvdeploy.planning.infrastructure import build_variables
-from kvdeploy.stages.aws_preflight import aws_section, read_public_key
+from kvdeploy.stages.aws_preflight import aws_section
 from kvdeploy.stages.provision import INSTANCE, Site
 from kvdeploy.stages.teardown import describe
 
@@ -89,20 +90,27 @@ def site_of(
     log: Path,
     generations: Mapping[str, int],
     reservation_id: str | None = None,
+    public_key: str | None = None,
 ) -> Site:
     variables = build_variables(
         spec,
         identity,
         generations=generations,
         reservation_id=reservation_id,
-        public_key=read_public_key(spec, store.root),
+        public_key=public_key,
     )
     parallelism = BESIDE_NODES + len(variables["nodes"])
     return Site(
         cluster=spec.name,
         cluster_id=identity.id,
         aws=aws,
-        terraform=Terraform(runner, WorkDir(work), log=log, parallelism=parallelism),
+        terraform=Terraform(
+            runner,
+            WorkDir(work),
+            log=log,
+            parallelism=parallelism,
+            aws=environment(aws.endpoint),
+        ),
         backend=_backend(spec, store),
         variables=variables,
     )

@@ -11,22 +11,37 @@ import click
 from kvdeploy.adapters.aws import leftovers
 from kvdeploy.adapters.aws.capacity import reservations_of
 from kvdeploy.adapters.aws.nodes import observe
-from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.cli.aws.costs import spent_document, spent_line
+from kvdeploy.cli.aws.fleet import observed as fleet_observed
 from kvdeploy.cli.aws.site import known_identity
 from kvdeploy.cli.tables import show
 from kvdeploy.planning.infrastructure import expires_at
 from kvdeploy.planning.nodes import nodes_of
-from kvdeploy.stages.aws_preflight import aws_section
+from kvdeploy.stages.aws_preflight import aws_section, session_of
 from kvdeploy.stages.provision import GONE, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
     from kvdeploy.model.spec import AwsSpec, ClusterSpec
 
-COLOURS = {"running": "green", "pending": "yellow", "stopped": "red", "missing": "red"}
+COLOURS = {
+    "running": "green",
+    "active": "green",
+    "ready": "green",
+    "pending": "yellow",
+    "activating": "yellow",
+    "draining": "yellow",
+    "stopped": "red",
+    "missing": "red",
+    "failed": "red",
+    "absent": "red",
+    "inactive": "red",
+    "unreachable": "red",
+    "down": "red",
+}
 
 
 def status(spec: ClusterSpec, store: Store, *, as_json: bool) -> bool:
@@ -43,19 +58,26 @@ def status(spec: ClusterSpec, store: Store, *, as_json: bool) -> bool:
 
 def observed(spec: ClusterSpec, section: AwsSpec, store: Store) -> dict[str, Any]:
     """The cluster as AWS has it now."""
-    aws = Aws(section.region)
+    aws = session_of(spec)
     identity = known_identity(spec, store.read(target="aws"), store, aws)
     seen = observe(aws, identity.id) if identity else ()
     unknown = () if identity else leftovers.find(aws, spec.name)
     alive = [n for n in seen if n.state not in GONE]
     missing = {n.name for n in nodes_of(spec)} - {n.node for n in alive} if identity else set()
+    fleet = fleet_observed(store) if alive else {}
     ends = expires_at(section, identity) if identity else None
     return {
         "cluster": spec.name,
-        "target": spec.target,
+        "target": spec.kind,
         "id": identity.id if identity else None,
         "owner": identity.owner if identity else None,
-        "whole": not unknown and not missing and all(n.state == RUNNING for n in alive),
+        "whole": not unknown
+        and not missing
+        and all(n.state == RUNNING for n in alive)
+        and fleet.get("whole", True),
+        "url": fleet.get("url"),
+        "processes": fleet.get("processes", []),
+        "pairs": fleet.get("pairs", {}),
         "nodes": [n.model_dump(mode="json") for n in alive],
         "missing": sorted(missing),
         "not_remembered": [one.model_dump() for one in unknown],
@@ -63,6 +85,19 @@ def observed(spec: ClusterSpec, section: AwsSpec, store: Store) -> dict[str, Any
         "capacity_block_ends": _block_end(aws, section) if alive else None,
         "cost": spent_document(seen, spec, aws, datetime.now(UTC)),
     }
+
+
+def _fleet_lines(document: dict[str, Any]) -> Iterator[str]:
+    if not document["processes"]:
+        if document["nodes"]:
+            yield "nothing serves on them yet: 'kvdeploy up' goes on"
+        return
+    yield f"router: {document['url']}"
+    columns = ("name", "node", "state", "restarts", "since", "reason")
+    rows = [["" if p[c] is None else p[c] for c in columns] for p in document["processes"]]
+    show(columns, rows, colours=COLOURS)
+    if document["pairs"]:
+        show(("pair", "state"), sorted(document["pairs"].items()), colours=COLOURS)
 
 
 def _block_end(aws: Aws, section: AwsSpec) -> str | None:
@@ -102,6 +137,7 @@ def _lines(document: dict[str, Any], section: AwsSpec) -> Iterator[str]:
     rows += [(node, "missing", "", "", "", "") for node in document["missing"]]
     columns = ("node", "state", "type", "instance", "address", "since (UTC)")
     show(columns, sorted(rows), colours=COLOURS)
+    yield from _fleet_lines(document)
     yield spent_line(document["cost"], section)
     if document["capacity_block_ends"]:
         end = document["capacity_block_ends"][:16]

@@ -1,4 +1,4 @@
-"""`kvdeploy up` on AWS: from a checked cluster file to running nodes."""
+"""`kvdeploy up` on AWS: from a checked cluster file to a fleet that was seen to push."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvdeploy import pipeline
-from kvdeploy.adapters.aws.session import Aws
+from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.cli.aws.costs import cost_line, price
+from kvdeploy.cli.aws.crew import crew_of, public_key_of
 from kvdeploy.cli.aws.site import (
     EndingMachines,
     identity_if_readable,
@@ -23,19 +24,28 @@ from kvdeploy.cli.aws.site import (
 from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.common import begin, recorded
 from kvdeploy.cli.tables import show
+from kvdeploy.cli.up import check_stages
 from kvdeploy.errors import AwsError, CheckError, KvdeployError
 from kvdeploy.model.infra import ProvisionOutputs
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.model.reports import Severity
-from kvdeploy.stages.aws_preflight import aws_section, look, new_identity
-from kvdeploy.stages.provision import ProvisionStage, generations_of
+from kvdeploy.stages.aws_preflight import look, new_identity, session_of
+from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
+from kvdeploy.stages.nodefleet import NodeFleetStage
+from kvdeploy.stages.proof import ProofStage
+from kvdeploy.stages.provision import GONE, ProvisionStage, generations_of
 
 if TYPE_CHECKING:
+    from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.common import Loaded
-    from kvdeploy.model.infra import Node
+    from kvdeploy.model.infra import ClusterIdentity, Node
     from kvdeploy.model.record import Record
     from kvdeploy.pipeline import Ran
+    from kvdeploy.planning.cost import Cost
+    from kvdeploy.stages.base import Stage
+    from kvdeploy.stages.nodes import Crew
 
 ON_ERROR: Final = ("ask", "stop", "down")
 
@@ -49,13 +59,15 @@ class Wishes:
     on_error: str = "ask"
     replace: tuple[str, ...] = ()
     adopt: str | None = None
+    again_from: str | None = None
+    until: str | None = None
     break_lock: str | None = None
     as_json: bool = False
 
 
 def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
     spec = loaded.spec
-    aws = Aws(aws_section(spec).region)
+    aws = session_of(spec)
     with recorded(app, store, "up") as (run, runner):
         app.ui.say(f"cluster {spec.name!r} from {loaded.source}; log: {run.log}")
         known_record = store.read(target="aws")
@@ -86,15 +98,37 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
             log=run.path / "terraform.log",
             generations=wanted.generations,
             reservation_id=seen.reservation_id,
+            public_key=public_key_of(spec, store, runner, make_in=store.dir),
         )
         consent = EndingMachines(app.ui, yes=wishes.yes, then=lambda: store.write(wanted))
-        stage = ProvisionStage(site, consent=consent, break_lock=wishes.break_lock)
+        provision = ProvisionStage(site, consent=consent, break_lock=wishes.break_lock)
+        crew = crew_of(spec, store, run.path, runner)
+        stages = (provision, *stages_on_nodes(crew, wanted))
+        check_stages(stages, wishes.again_from, wishes.until)
         try:
-            ran = pipeline.up((stage,), wanted, store=store, progress=app.ui)
+            ran = pipeline.up(
+                stages,
+                wanted,
+                store=store,
+                progress=app.ui,
+                again_from=wishes.again_from,
+                until=wishes.until,
+            )
         except KvdeployError as e:
-            _all_or_none(app, e, stage, wishes.on_error)
+            _all_or_none(app, e, provision, wishes.on_error)
             raise
-    _show(app, ran, as_json=wishes.as_json)
+        except KeyboardInterrupt:
+            _say_what_bills(app, aws, identity, price(spec, seen.nodes, seen.facts))
+            raise
+    _show(ran, wishes.until, as_json=wishes.as_json)
+
+
+def stages_on_nodes(crew: Crew, record: Record) -> tuple[Stage, ...]:
+    """Everything after the nodes are there."""
+    before = record.stages.get("configure")
+    configure = ConfigureStage(crew, before.result if before else None)
+    fleet = NodeFleetStage(crew)
+    return (configure, NodeModelStage(crew), fleet, ProofStage(crew.spec, fleet.reach))
 
 
 def _checked(cluster_id: str) -> str:
@@ -144,8 +178,23 @@ def _all_or_none(app: App, error: KvdeployError, stage: ProvisionStage, on_error
         )
 
 
-def _show(app: App, ran: Ran, *, as_json: bool) -> None:
-    made = ProvisionOutputs.model_validate(ran.record.stages["provision"].result)
+def _say_what_bills(app: App, aws: Aws, identity: ClusterIdentity, cost: Cost) -> None:
+    """After an interrupt: what is there now, and what it costs."""
+    try:
+        alive = [n.node for n in observe(aws, identity.id) if n.state not in GONE]
+    except AwsError as e:
+        app.ui.say(f"warning: what runs cannot be told: {e.message}")
+        return
+    if alive:
+        named = ", ".join(sorted(alive))
+        app.ui.say(f"interrupted: {named} run, and bill; the whole {cost_line(cost)}")
+
+
+def _show(ran: Ran, until: str | None, *, as_json: bool) -> None:
+    results = {name: stage.result for name, stage in ran.record.stages.items()}
+    made = ProvisionOutputs.model_validate(results["provision"])
+    whole = until in {None, "proof"}
+    fleet = FleetOutputs.model_validate(results["fleet"]) if whole else None
     if as_json:
         document = {
             "cluster": ran.record.cluster,
@@ -153,16 +202,18 @@ def _show(app: App, ran: Ran, *, as_json: bool) -> None:
             "nodes": {name: node.model_dump() for name, node in made.nodes.items()},
             "done": list(ran.done),
         }
+        if fleet is not None:
+            document |= {"url": fleet.url, "engines": [e.name for e in fleet.engines]}
         click.echo(json.dumps(document, indent=2))
+        return
+    rows = [
+        (name, node.role, node.instance_type, node.id, node.private_ip)
+        for name, node in sorted(made.nodes.items())
+    ]
+    show(("node", "role", "type", "instance", "address"), rows)
+    state = f" ({', '.join(ran.done)} done)" if ran.done else " (all holds; nothing to do)"
+    if fleet is None:
+        click.echo(f"up: {len(made.nodes)} nodes run, until {until}{state}")
     else:
-        rows = [
-            (name, node.role, node.instance_type, node.id, node.private_ip)
-            for name, node in sorted(made.nodes.items())
-        ]
-        show(("node", "role", "type", "instance", "address"), rows)
-        state = "" if ran.done else " (all holds; nothing to do)"
-        click.echo(f"up: {len(made.nodes)} nodes run{state}")
-    app.ui.say(
-        "note: this version goes no further on aws: nodes are not configured and no engine is "
-        "started. They bill until 'kvdeploy down'."
-    )
+        model = ModelOutputs.model_validate(results["model"])
+        click.echo(f"up: {model.served_name} on {fleet.url}/v1{state}")

@@ -1,0 +1,225 @@
+"""What the stages that work on nodes have in common: where everything goes, how nodes are reached,
+and what playbooks are told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kvdeploy.adapters.ansible.playbooks import playbooks_source
+from kvdeploy.adapters.package import build_router_package
+from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
+from kvdeploy.errors import CheckError
+from kvdeploy.model.listing import entries
+from kvdeploy.model.outputs import ModelOutputs, NodeFacts
+from kvdeploy.model.package import RouterPackage
+from kvdeploy.planning.configuration import (
+    ControlFiles,
+    Site,
+    build_inventory,
+    model_path,
+    secret_names,
+)
+from kvdeploy.planning.fleetplan import machines_of, node_runtime, plan_fleet
+from kvdeploy.stages.model import default_name, dtype_of, model_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from kvdeploy.adapters.ansible.client import Play
+    from kvdeploy.adapters.ansible.events import Listener
+    from kvdeploy.adapters.ansible.report import PlayReport
+    from kvdeploy.errors import UnreachableError
+    from kvdeploy.model.infra import ProvisionOutputs
+    from kvdeploy.model.inventory import Connection, Host, Inventory
+    from kvdeploy.model.outputs import Device, FleetOutputs
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.planning.fleetplan import FleetPlan
+    from kvdeploy.proc import Outcome
+
+NO_PACKAGE: Final = RouterPackage(path="", digest="")
+"""For machines without a router."""
+UNKNOWN: Final = NodeFacts(boot_id="", interface="lo", cores=(0,))
+"""In the place of what a node has not been asked yet; nothing is done to it because of this."""
+PASSWORD: Final = "KVDEPLOY_GRAFANA_PASSWORD"  # noqa: S105  # the name of a variable
+TOKEN: Final = "HF_TOKEN"  # noqa: S105  # as above
+
+
+class Plays(Protocol):
+    """Runs playbooks: adapters/ansible has the one that does it for real."""
+
+    listener: Listener
+
+    def run(self, play: Play) -> PlayReport:
+        """Raises PlaybookError, UnreachableError, ToolError or CheckError."""
+
+
+class Nodes(Protocol):
+    """Nodes that can be asked: adapters/remote does it over SSH."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def run(self, host: Host, *argv: str, timeout_s: float = ...) -> Outcome:
+        """Raises UnreachableError or ToolError."""
+
+    def ask(self, hosts: Sequence[Host]) -> dict[str, NodeFacts | UnreachableError]:
+        """What nodes say of themselves; or why one does not."""
+
+    def way(
+        self, through: Host, targets: Sequence[tuple[str, int]]
+    ) -> AbstractContextManager[Mapping[tuple[str, int], int]]:
+        """Ports of this machine that lead to `targets`. Raises UnreachableError."""
+
+    def follow(self, host: Host, *argv: str, log: Path) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """What is to be where, on nodes that are there."""
+
+    plan: FleetPlan
+    inventory: Inventory
+
+    @property
+    def router(self) -> Host:
+        return self.host(self.plan.router_node)
+
+    def host(self, name: str) -> Host:
+        return next(host for host in self.inventory.hosts if host.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Whoever works on the nodes of one cluster."""
+
+    spec: ClusterSpec
+    root: Path
+    """Of relative paths in the cluster file."""
+    packages: Path
+    """Folder for the router's code."""
+    plays: Plays
+    remote: Nodes
+    environment: Mapping[str, str]
+    """Of the operator: secrets that the cluster file does not hold."""
+
+    @property
+    def device(self) -> Device:
+        return "cpu" if self.spec.runtime.device == "cpu" else "cuda"
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Of the operator's own choice: they go before all others."""
+        return dict(self.spec.aws.node_variables) if self.spec.aws else {}
+
+    def model(self) -> ModelOutputs:
+        """The model as far as it is known before any node has it."""
+        model = self.spec.model
+        return ModelOutputs(
+            path=model_path(self.spec, model_folder(self.spec, self.root)),
+            served_name=model.served_name or default_name(model.id),
+            config={},
+            dtype=dtype_of(self.spec, self.device),
+        )
+
+    def blueprint(
+        self,
+        provision: ProvisionOutputs,
+        facts: Mapping[str, NodeFacts] | None = None,
+        model: ModelOutputs | None = None,
+    ) -> Blueprint:
+        """Place everything; without facts it tells no more than what nodes are prepared with."""
+        package = build_router_package(self.packages)
+        machines = machines_of(provision, facts or dict.fromkeys(provision.nodes, UNKNOWN))
+        lock = lock_file(f"{self.device}.txt").read_text(encoding="utf-8")
+        runtime = node_runtime(self.device, lock, self.spec.runtime.env)
+        plan = plan_fleet(self.spec, machines, runtime, model or self.model(), package)
+        site = Site(
+            device=self.device,
+            files=control_files(self.device, package),
+            model_folder=model_folder(self.spec, self.root),
+        )
+        connection = self.remote.connection
+        return Blueprint(
+            plan=plan, inventory=build_inventory(self.spec, machines, plan, site, connection)
+        )
+
+    def secrets(self) -> dict[str, Any]:
+        """Values of the roles' secret variables.
+
+        Raises:
+            CheckError: one is wanted and nowhere to be had.
+        """
+        found: dict[str, Any] = {
+            "model_token": self.environment.get(TOKEN, ""),
+            "router_api_keys": self.api_keys(),
+            "monitoring_grafana_password": self.environment.get(PASSWORD, ""),
+        }
+        wanted = secret_names(self.spec)
+        if "monitoring_grafana_password" in wanted and not found["monitoring_grafana_password"]:
+            msg = f"monitoring.enabled: Grafana's admin needs a password, and {PASSWORD} is not set"
+            raise CheckError(msg, hint=f"Set it for this command: {PASSWORD}=... kvdeploy up.")
+        return {name: found[name] for name in wanted}
+
+    def api_keys(self) -> list[str]:
+        path = self.api_key_file
+        return [] if path is None else list(entries(path.read_text(encoding="utf-8")))
+
+    @property
+    def api_key_file(self) -> Path | None:
+        named = self.spec.router.api_key_file
+        return None if named is None else self.root / Path(named).expanduser()
+
+    @contextmanager
+    def reach(self, router: Host, fleet: FleetOutputs) -> Iterator[FleetOutputs]:
+        """The fleet as it can be asked from here: through the router's node, which reaches it all.
+
+        Raises:
+            UnreachableError: that node does not answer.
+        """
+        config = fleet.router_config
+        targets = [_place(fleet.url), *(_place(e.url) for e in config.engines)]
+        with self.remote.way(router, targets) as ports:
+            here = {place: f"http://127.0.0.1:{port}" for place, port in ports.items()}
+            engines = tuple(
+                e.model_copy(update={"url": here[_place(e.url)]}) for e in config.engines
+            )
+            yield fleet.model_copy(
+                update={
+                    "url": here[_place(fleet.url)],
+                    "router_config": config.model_copy(update={"engines": engines}),
+                }
+            )
+
+
+def _place(url: str) -> tuple[str, int]:
+    """'http://10.0.0.1:8000' -> ('10.0.0.1', 8000)."""
+    address, _, port = url.removeprefix("http://").rpartition(":")
+    return address, int(port)
+
+
+def control_files(device: Device, package: RouterPackage) -> ControlFiles:
+    """What roles take from this machine."""
+    return ControlFiles(
+        runtime_lock=str(lock_file(f"{device}.txt")),
+        runtime_probe=str(probe_file()),
+        runtime_site_files=(str(tiles_file()),) if device == "cpu" else (),
+        s3_lock=str(lock_file("node.txt")),
+        router_lock=str(lock_file("router.txt")),
+        router_package=package,
+    )
+
+
+def files_digest(device: Device) -> str:
+    """Of everything in this kvdeploy that shapes a node."""
+    parts = (
+        tree_digest(playbooks_source()),
+        *(lock_file(f"{n}.txt").read_text(encoding="utf-8") for n in (device, "node", "router")),
+        probe_file().read_text(encoding="utf-8"),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,110 @@
+"""Processes on nodes, as systemd units: which, where, how they are, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvdeploy.errors import FleetError
+from kvdeploy.model.infra import ProvisionOutputs
+from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
+from kvdeploy.planning.launch import ROUTER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from kvdeploy.model.inventory import Host
+    from kvdeploy.model.record import Record
+    from kvdeploy.stages.nodes import Blueprint, Crew
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """The fleet of a record, on its nodes."""
+
+    crew: Crew
+    blueprint: Blueprint
+    model: ModelOutputs
+    fleet: FleetOutputs
+
+    @property
+    def hosts(self) -> dict[str, Host]:
+        """By process: engines as planned, then the router."""
+        plan = self.blueprint.plan
+        engines = {s.name: node for node, specs in plan.engines.items() for s in specs}
+        places = dict(sorted(engines.items())) | {ROUTER: plan.router_node}
+        return {name: self.blueprint.host(node) for name, node in places.items()}
+
+    def host(self, name: str) -> Host:
+        """Where a process is, or the node of that name.
+
+        Raises:
+            FleetError: there is neither.
+        """
+        nodes = {host.name: host for host in self.blueprint.inventory.hosts}
+        known = nodes | self.hosts
+        if name not in known:
+            msg = f"nothing of this cluster is called {name!r}"
+            raise FleetError(msg, hint=f"There are: {', '.join(sorted(known))}.")
+        return known[name]
+
+    def reach(self) -> AbstractContextManager[FleetOutputs]:
+        """The fleet as it can be asked from here."""
+        return self.crew.reach(self.blueprint.router, self.fleet)
+
+    def observe(self) -> Iterator[dict[str, Any]]:
+        """How every process is, as its node says; or why a node does not say."""
+        said = self.crew.remote.ask(self.blueprint.inventory.hosts)
+        for name, host in self.hosts.items():
+            told = said[host.name]
+            row = {"name": name, "node": host.name, "state": "unreachable", "restarts": None}
+            if not isinstance(told, NodeFacts):
+                yield row | {"since": "", "generation": "", "reason": told.message}
+                continue
+            unit = told.units.get(name, {})
+            yield row | {
+                "state": unit.get("ActiveState", "absent"),
+                "restarts": int(unit.get("NRestarts", 0)),
+                "since": unit.get("ActiveEnterTimestamp", ""),
+                "generation": told.generations.get(name, ""),
+                "reason": "",
+            }
+
+    def pause(self, name: str) -> None:
+        self._signal(name, "SIGSTOP")
+
+    def resume(self, name: str) -> None:
+        self._signal(name, "SIGCONT")
+
+    def _signal(self, name: str, number: str) -> None:
+        argv = ("sudo", "-n", "systemctl", "kill", f"--signal={number}", unit_of(name))
+        outcome = self.crew.remote.run(self.hosts[name], *argv)
+        if outcome.code:
+            msg = f"{name} could not be sent {number}: {outcome.tail(1)}"
+            raise FleetError(msg)
+
+
+def unit_of(process: str) -> str:
+    """'decode-0' -> 'kvdeploy-engine@decode-0.service'."""
+    return "kvdeploy-router.service" if process == ROUTER else f"kvdeploy-engine@{process}.service"
+
+
+def units_of(record: Record, crew: Crew) -> Units | None:
+    """The fleet that was brought up, or was to be; None before there were nodes for it."""
+    done = {name: stage.result for name, stage in record.stages.items()}
+    if not {"provision", "configure", "model"} <= done.keys():
+        return None
+    model = ModelOutputs.model_validate(done["model"])
+    facts = ConfigureOutputs.model_validate(done["configure"]).facts
+    provision = ProvisionOutputs.model_validate(done["provision"])
+    if not provision.nodes.keys() <= facts.keys():
+        return None
+    blueprint = crew.blueprint(provision, facts, model)
+    fleet = FleetOutputs.model_validate(done["fleet"]) if "fleet" in done else None
+    return Units(
+        crew=crew,
+        blueprint=blueprint,
+        model=model,
+        fleet=fleet or blueprint.plan.outputs({}),
+    )

@@ -1,0 +1,108 @@
+"""The whole path of `target: aws` once, from `kvdeploy up` to `down`: real Terraform against a
+double of AWS, real playbooks over real SSH, real engines that push, and nothing left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.hostlab import net
+from tests.rehearsal.world import World, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.real_process, pytest.mark.e2e]
+
+NO_SKIP: Final = "KVDEPLOY_TESTS_NO_SKIP"
+"""Set in CI: what cannot be tested is a failure there."""
+NOTHING_S: Final = 15
+"""How long an `up` may take that has nothing to do."""
+FIRST_UP_S: Final = 580
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    if reason := missing():
+        if os.environ.get(NO_SKIP):
+            pytest.fail(f"{reason}, and {NO_SKIP} is set")
+        pytest.skip(reason)
+    with World(tmp_path_factory.mktemp("rehearsal")) as made:
+        yield made
+
+
+def said(world: World, *argv: str, code: int = 0, timeout_s: float = 120) -> Any:
+    done = world.kvdeploy(*argv, "--json", timeout_s=timeout_s)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{world.trouble}"
+    return json.loads(done.stdout)
+
+
+def folder_of(world: World) -> Path:
+    return world.root / ".kvdeploy/rehearsal"
+
+
+def test_the_whole_path(world: World) -> None:
+    up = said(world, "up", "--yes", timeout_s=FIRST_UP_S)
+    assert up["done"] == ["provision", "configure", "model", "fleet", "proof"]
+    addresses = {name: node["private_ip"] for name, node in up["nodes"].items()}
+    assert {h.address for h in world.hosts.values()} == set(addresses.values())
+
+    # The engines are where Terraform said, and run under systemd.
+    prefill = next(h for h in world.hosts.values() if h.address == addresses["prefill-0"])
+    unit = "kvdeploy-engine@prefill-0.service"
+    assert prefill.must("systemctl", "is-active", unit).strip() == "active"
+
+    status = said(world, "status")
+    assert (status["target"], status["whole"]) == ("rehearsal", True)
+    assert {p["name"]: p["state"] for p in status["processes"]} == dict.fromkeys(
+        ("prefill-0", "decode-0", "router"), "active"
+    )
+
+    began = time.monotonic()
+    assert said(world, "up", "--yes")["done"] == []
+    assert time.monotonic() - began < NOTHING_S
+
+    smoke = said(world, "smoke", timeout_s=300)
+    verdicts = {(r["rung"], r["subject"]): r["verdict"] for r in smoke["rungs"]}
+    assert (smoke["target"], smoke["proven"]) == ("rehearsal", True)
+    assert verdicts["pushed", "prefill-0/decode-0"] == "passed"
+    assert verdicts["control", "prefill stopped"] == "passed"
+    assert {v for (rung, _), v in verdicts.items() if rung == "node"} == {"mocked"}
+    assert verdicts["efa", "prefill-0"] == "not applicable"
+
+    logs = world.kvdeploy("logs", "decode-0", "-n", "5")
+    assert (logs.returncode, len(logs.stdout.splitlines())) == (0, 5), logs.stderr
+    shell = world.kvdeploy("shell", "router-0", "hostname", "-I")
+    assert shell.stdout.split() == [addresses["router-0"]], shell.stderr
+
+    # An engine that died comes back by itself under another id: it is looked at and proven again.
+    before = {p["name"]: p["generation"] for p in status["processes"]}
+    pid = prefill.must("systemctl", "show", "--value", "-p", "MainPID", unit).strip()
+    prefill.must("kill", "-9", pid)
+    again = said(world, "up", "--yes", timeout_s=300)
+    assert again["done"] == ["fleet", "proof"]
+    after = {p["name"]: p["generation"] for p in said(world, "status")["processes"]}
+    assert {n for n in before if before[n] != after[n]} == {"prefill-0"}
+
+    # `down` ends everything although a node does not answer any more.
+    prefill.kill()
+    down = said(world, "down", "--yes", timeout_s=300)
+    assert down["left"] == []
+    assert world.double.instances() == []
+    left = {i: t for kind in world.double.resources().values() for i, t in kind.items()}
+    assert [i for i, tags in left.items() if any("kvdeploy" in w for w in (i, *tags))] == []
+    assert not (folder_of(world) / "id").exists()
+
+
+def test_a_world_that_ended_leaves_nothing_here(world: World) -> None:
+    place, double = world.lab.place, world.double.pid
+    world.close()
+    assert not place.record.exists()
+    assert place.bridge not in {p.bridge for p in net.places()}
+    assert net.started(double) is None

@@ -1,0 +1,240 @@
+"""The world that a rehearsal happens in.
+
+A double of AWS makes instances, and for each of them a host of the host lab is switched on, with
+the private address that the double gave it: whoever applies infra/ there can go on as on AWS. The
+folder of a world holds the cluster file that leads into it; all the rest is kvdeploy's own doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import yaml
+
+from kvdeploy.adapters.recipe import lock_file
+from tests.double.client import Double
+from tests.hostlab import base
+from tests.hostlab.lab import HostLab
+from tests.hostlab.vendor import Vendor
+from tests.mirror import terraform_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from tests.double.client import Machine
+    from tests.hostlab.guest import Host
+
+ZONE: Final = "us-west-2a"
+GPU_TYPE: Final = "p5en.48xlarge"
+WHEELS_AT: Final = "/opt/wheels"
+"""Where hosts see the engines' packages."""
+HARDWARE: Final = {GPU_TYPE: "p5en"}
+"""Mocked; instances of other types have none."""
+TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
+"""NIXL sees the mocked GPUs, and refuses a UCX that could not reach their memory."""
+LOOK_S: Final = 0.3
+ON: Final = frozenset({"pending", "running"})
+
+
+def missing() -> str | None:
+    """Why there can be no rehearsal on this machine; None: there can."""
+    if sys.version_info[:2] != (3, 11):
+        return "the engines' lock for CPUs is for Python 3.11, as the hosts' own is"
+    return base.missing()
+
+
+class World:
+    """A context manager. `root` is a folder of its own."""
+
+    def __init__(self, root: Path, document: Mapping[str, Any] | None = None) -> None:
+        """`document` is a cluster file that is to be rehearsed, as far as a rehearsal can."""
+        self.root, self._document = root.resolve(), dict(document or {})
+        self.double = Double()
+        self.lab = HostLab(self.root / "lab")
+        self.hosts: dict[str, Host] = {}
+        """By instance, of all that are switched on."""
+        self._stopped: set[str] = set()
+        self.env: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._cores = os.sched_getaffinity(0)
+        self.trouble: list[BaseException] = []
+
+    def __enter__(self) -> Self:
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            found = terraform_environment(self.root)
+            if isinstance(found, str):
+                raise RuntimeError(found)  # noqa: TRY004
+            self.env = found
+            self.double.start()
+            self.lab.open()
+            vendor = Vendor.build(self.root / "vendor")
+            self._serving = vendor.serve(self.lab.gateway)
+            url = self._serving.__enter__()
+            self._write_cluster(vendor.variables(url))
+            self._wheels = engine_wheels()
+        except BaseException:
+            self.close()
+            raise
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is left but the folder."""
+        self._ended.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        if hasattr(self, "_serving"):
+            self._serving.__exit__(None, None, None)
+        self.lab.down()
+        self.double.stop()
+
+    def kvdeploy(self, *argv: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+        """The command line, as a person in this folder would type it."""
+        return subprocess.run(
+            [sys.executable, "-m", "kvdeploy", *argv],
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of programs that run in this world: nobody's AWS account is in it."""
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "TF_"))}
+        return mine | self.env
+
+    # --- the cluster file
+    def _write_cluster(self, vendor: Mapping[str, Any]) -> None:
+        subnet = f"{self.lab.gateway.rpartition('.')[0]}.0/24"
+        variables = {k: v for k, v in vendor.items() if k != "vllm_lock"}
+        variables["vllm_pip_args"] = ["--no-index", "--find-links", WHEELS_AT, "--no-compile"]
+        ours: dict[str, Any] = {
+            "target": "aws",
+            "model": {"id": "builtin:tiny", "max_length": 2048},
+            "router": {"host": "0.0.0.0", "api_key_file": "api-keys"},
+            "runtime": {"device": "cpu", "env": TCP},
+            "aws": {
+                "region": ZONE[:-1],
+                "zone": ZONE,
+                "instance_type": GPU_TYPE,
+                "network": {"cidr": subnet, "allowed_cidrs": [subnet]},
+                "access": {"method": "ssh", "ssh_cidrs": [subnet]},
+                "node_variables": variables,
+                "endpoint": self.double.url,
+            },
+        }
+        whole = merged({"name": "rehearsal"} | self._document, ours)
+        (self.root / "cluster.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+        keys = self.root / "api-keys"
+        if not keys.exists():
+            keys.touch(mode=0o600)
+            keys.write_text(f"{secrets.token_hex(16)}\n")
+        lines = "".join(f"export {name}={value}\n" for name, value in self.env.items())
+        (self.root / "env").write_text(lines)
+
+    # --- hosts in the place of instances
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            try:
+                self._look()
+            except Exception as e:  # noqa: BLE001 - told by whoever waits for a host
+                self.trouble.append(e)
+
+    def _look(self) -> None:
+        seen = {m.id: m for m in self.double.instances()}
+        for id in [i for i in self.hosts if i not in seen]:
+            self.lab.remove(self.hosts.pop(id))
+        new = [
+            m for m in seen.values() if m.state in ON and m.id not in self.hosts and m.private_ip
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            self.hosts |= dict(zip([m.id for m in new], pool.map(self._make, new), strict=True))
+        for id, host in self.hosts.items():
+            if seen[id].state == "stopped" and id not in self._stopped:
+                host.fault("stopped")
+                self._stopped.add(id)
+            elif seen[id].state in ON and id in self._stopped:
+                host.heal("stopped")
+                self._stopped.remove(id)
+
+    def _make(self, machine: Machine) -> Host:
+        node = machine.tags.get("kvdeploy:node", "host")
+        host = self.lab.add(
+            f"{node}-{machine.id[-4:]}",
+            HARDWARE.get(machine.type, "none"),
+            address=str(machine.private_ip),
+            binds={self._wheels: Path(WHEELS_AT)},
+            cores=self._core_of(node),
+            login_key=self._login_key(machine),
+        )
+        host.wait()
+        return host
+
+    def _core_of(self, node: str) -> tuple[int, ...]:
+        """Engines that share a core wait for each other: prefill and decode do not."""
+        cores, (role, _, number) = sorted(self._cores), node.rpartition("-")
+        at = 2 * int(number) + (role == "decode") if number.isdigit() else 0
+        return (cores[at % len(cores)],)
+
+    def _login_key(self, machine: Machine) -> str:
+        ec2 = self.double.client("ec2")
+        told = ec2.describe_instances(InstanceIds=[machine.id])
+        name = told["Reservations"][0]["Instances"][0].get("KeyName")
+        if not name:
+            return ""
+        keys = ec2.describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
+        return f"{keys[0]['PublicKey'].strip()}\n"
+
+
+def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` with all that `over` has."""
+    found = dict(document)
+    for key, value in over.items():
+        inner = found.get(key)
+        found[key] = merged(inner, value) if isinstance(inner, dict) else value
+    return found
+
+
+def engine_wheels() -> Path:
+    """The engines' packages for CPUs, fetched once a machine with pip's own configuration."""
+    lock = lock_file("cpu.txt")
+    digest = sha256(lock.read_bytes()).hexdigest()[:10]
+    folder = base.CACHE / f"runtime-wheels-{digest}"
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
+        only = ("--only-binary", ":all:", "--python-version", "3.11")
+        subprocess.run([*pip, *only, "--dest", part, "-r", lock], check=True, timeout=900)
+        part.rename(folder)
+    return folder
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A cluster file, unchecked: kvdeploy checks what a rehearsal makes of it."""
+    found = yaml.safe_load(path.read_text())
+    return found if isinstance(found, dict) else json.loads("{}")

@@ -1,0 +1,426 @@
+"""The stages behind the nodes: what they do to which node, and when they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from kvdeploy import pipeline
+from kvdeploy.adapters.ansible.events import Mute
+from kvdeploy.adapters.ansible.report import PlayReport
+from kvdeploy.errors import CheckError, FleetError, UnreachableError
+from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
+from kvdeploy.model.inventory import Connection
+from kvdeploy.model.outputs import NodeFacts
+from kvdeploy.model.record import Record, StageRecord
+from kvdeploy.model.spec import ClusterSpec
+from kvdeploy.planning.nodes import nodes_of
+from kvdeploy.proc import Command, Outcome
+from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
+from kvdeploy.stages.nodefleet import NodeFleetStage
+from kvdeploy.stages.nodes import PASSWORD, Crew
+from kvdeploy.stages.units import units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from kvdeploy.adapters.ansible.client import Play
+    from kvdeploy.adapters.ansible.events import Listener
+    from kvdeploy.model.inventory import Host
+    from kvdeploy.stages.base import Results
+
+CONFIG: Final = {"model_type": "llama", "num_hidden_layers": 4}
+UNREACHABLE: Final = UnreachableError("decode-0 (10.0.0.2) is not reachable: connection refused")
+
+
+class Fleet:
+    """Nodes and playbooks in one: what is run on whom, and what nodes say."""
+
+    connection = Connection(user="ubuntu", known_hosts="/k")
+
+    def __init__(self) -> None:
+        self.listener: Listener = Mute()
+        self.plays: list[Play] = []
+        self.boots = dict.fromkeys(("prefill-0", "decode-0", "router-0"), "boot-1")
+        self.generations = {"prefill-0": "g1", "decode-0": "g1"}
+        self.silent: dict[str, int] = {}
+        """How often a node does not answer yet."""
+        self.config = json.dumps(CONFIG)
+        self.commands: list[tuple[str, tuple[str, ...]]] = []
+        self.ports: dict[tuple[str, int], int] = {}
+
+    def run_play(self, play: Play) -> PlayReport:
+        self.plays.append(play)
+        return PlayReport(playbook=play.playbook, seconds=1, hosts=())
+
+    def ask(self, hosts: Sequence[Host]) -> dict[str, NodeFacts | UnreachableError]:
+        return {h.name: self._facts(h) for h in hosts}
+
+    def _facts(self, host: Host) -> NodeFacts | UnreachableError:
+        if self.silent.get(host.name, 0):
+            self.silent[host.name] -= 1
+            return UNREACHABLE
+        known = {n: g for n, g in self.generations.items() if n == host.name}
+        return NodeFacts(
+            boot_id=self.boots[host.name], interface="eth0", cores=(0, 1), generations=known
+        )
+
+    def run(self, host: Host, *argv: str, timeout_s: float = 60.0) -> Outcome:
+        self.commands.append((host.name, argv))
+        text = self.config if argv[0] == "cat" else ""
+        return Outcome(command=Command(argv=argv), code=0, stdout=text, stderr="", seconds=0)
+
+    @contextmanager
+    def way(
+        self, through: Host, targets: Sequence[tuple[str, int]]
+    ) -> Iterator[Mapping[tuple[str, int], int]]:
+        assert through.name == "router-0"
+        yield {target: 40000 + i for i, target in enumerate(targets)}
+
+    def follow(self, host: Host, *argv: str, log: Path) -> None:
+        raise NotImplementedError
+
+
+class Plays:
+    def __init__(self, fleet: Fleet) -> None:
+        self.listener: Listener = Mute()
+        self.run = fleet.run_play
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Line:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def update(self, detail: str) -> None:
+        self.said.append(detail)
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.record = Record(cluster="demo", target="aws")
+        self.line = Line()
+
+    def write(self, record: Record) -> None:
+        self.record = Record.model_validate_json(record.model_dump_json())
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Line]:
+        yield self.line
+
+
+class Made:
+    """Stage `provision`, done."""
+
+    name = "provision"
+    title = "make nodes"
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.nodes = {
+            n.name: NodeOutputs(
+                id=f"i-{i}",
+                role=n.role,
+                private_ip=f"10.0.0.{i}",
+                instance_type=n.instance_type,
+                zone="us-west-2a",
+            )
+            for i, n in enumerate(nodes_of(spec), start=1)
+        }
+
+    def inputs(self, _results: Any) -> Mapping[str, Any]:
+        return {name: node.id for name, node in self.nodes.items()}
+
+    def holds(self, _result: Any) -> bool:
+        return True
+
+    def apply(self, _results: Any, _step: Any) -> Mapping[str, Any]:
+        return ProvisionOutputs(
+            cluster_id="c",
+            nodes=self.nodes,
+            vpc_id="v",
+            subnet_id="s",
+            security_group_id="g",
+            images={},
+        ).model_dump(mode="json")
+
+
+def cluster(**changes: Any) -> ClusterSpec:
+    aws = {"region": "us-west-2", "zone": "us-west-2a", **changes.pop("aws", {})}
+    whole = {"name": "demo", "target": "aws", "aws": aws, "model": {"id": "org/m"}} | changes
+    return ClusterSpec.model_validate(whole)
+
+
+def crew_of(spec: ClusterSpec, fleet: Fleet, root: Path, **env: str) -> Crew:
+    return Crew(
+        spec=spec,
+        root=root,
+        packages=root / "packages",
+        plays=Plays(fleet),
+        remote=fleet,
+        environment=env,
+    )
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def up(
+    made: Made, crew: Crew, memory: Memory, *, until: str = "model", clock: Clock | None = None
+) -> tuple[str, ...]:
+    before = memory.record.stages.get("configure")
+    stages = (
+        made,
+        ConfigureStage(crew, before.result if before else None, clock=clock or Clock()),
+        NodeModelStage(crew),
+    )
+    return pipeline.up(stages, memory.record, store=memory, progress=memory, until=until).done
+
+
+# --- configure -------------------------------------------------------------------------------
+def test_nodes_yml_runs_on_every_new_node(fleet: Fleet, memory: Memory, tmp_path: Path) -> None:
+    spec = cluster(aws={"node_variables": {"efa_url": "http://mirror"}})
+    assert up(Made(spec), crew_of(spec, fleet, tmp_path, HF_TOKEN="hf_x"), memory) == (
+        "provision",
+        "configure",
+        "model",
+    )
+    (play,) = fleet.plays
+    assert (play.playbook, play.limit) == ("nodes.yml", ("prefill-0", "decode-0", "router-0"))
+    assert (play.variables, play.secrets) == ({"efa_url": "http://mirror"}, {"model_token": "hf_x"})
+    assert [h.instance_id for h in play.inventory.hosts] == ["i-1", "i-2", "i-3"]
+
+
+def test_a_second_run_does_nothing(fleet: Fleet, memory: Memory, tmp_path: Path) -> None:
+    spec = cluster()
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert up(Made(spec), crew_of(spec, fleet, tmp_path), memory) == ()
+    assert len(fleet.plays) == 1
+
+
+def test_a_replaced_node_is_made_ready_alone(fleet: Fleet, memory: Memory, tmp_path: Path) -> None:
+    spec = cluster()
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    made = Made(spec)
+    new = {"id": "i-9", "private_ip": "10.0.0.9", "generation": 2}
+    made.nodes["decode-0"] = made.nodes["decode-0"].model_copy(update=new)
+    fleet.boots["decode-0"] = "boot-9"
+    assert up(made, crew_of(spec, fleet, tmp_path), memory)[:2] == ("provision", "configure")
+    assert fleet.plays[-1].limit == ("decode-0",)
+
+
+def test_a_node_that_was_started_again_is_looked_at_again(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    fleet.boots["prefill-0"] = "boot-2"
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert fleet.plays[-1].limit == ("prefill-0",)
+    assert up(Made(spec), crew_of(spec, fleet, tmp_path), memory) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"aws": {"node_variables": {"efa_url": "http://other"}}}, 3),
+        ({"model": {"id": "org/other"}}, 2),
+        ({"fleet": {"decode": {"engine_args": {"max-num-seqs": 8}}}}, 0),
+        ({"router": {"port": 9000}}, 0),
+    ],
+)
+def test_a_change_touches_the_nodes_that_it_is_about(
+    fleet: Fleet, memory: Memory, tmp_path: Path, changes: dict[str, Any], limit: int
+) -> None:
+    up(Made(cluster()), crew_of(cluster(), fleet, tmp_path), memory)
+    spec = cluster(**changes)
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert len(fleet.plays) == (2 if limit else 1)
+    assert len(fleet.plays[-1].limit) == (limit or 3)
+
+
+def test_nodes_that_boot_are_waited_for_and_told(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec, fleet.silent["decode-0"] = cluster(), 2
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert memory.line.said[0] == f"waiting for decode-0: {UNREACHABLE.message}"
+    assert len(fleet.plays) == 1
+
+
+def test_a_node_that_never_answers_is_an_error(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec, fleet.silent["decode-0"] = cluster(), 10**6
+    with pytest.raises(UnreachableError) as caught:
+        up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert caught.value.message == f"{UNREACHABLE.message} (after 20 min)"
+    assert fleet.plays == []
+
+
+def test_first_boots_are_over_before_anything_is_done(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory, until="configure")
+    program = "! command -v cloud-init || timeout 900 cloud-init status --wait"
+    assert fleet.commands == [
+        (name, ("sh", "-c", program)) for name in ("prefill-0", "decode-0", "router-0")
+    ]
+
+
+def test_grafana_without_a_password_is_refused(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster(monitoring={"enabled": True})
+    with pytest.raises(CheckError) as caught:
+        up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    assert caught.value.message == (
+        f"monitoring.enabled: Grafana's admin needs a password, and {PASSWORD} is not set"
+    )
+
+
+# --- model -----------------------------------------------------------------------------------
+def test_the_models_configuration_comes_from_a_node(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    known = memory.record.stages["model"].result
+    assert known["config"] == CONFIG
+    assert known["path"].startswith("/opt/kvdeploy/data/models/m-")
+    assert fleet.commands[-1] == ("prefill-0", ("cat", f"{known['path']}/config.json"))
+
+
+def test_a_model_that_cannot_be_read_is_an_error(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec, fleet.config = cluster(), "cut sho"
+    with pytest.raises(FleetError, match=r"prefill-0 has no /opt/.*/config\.json that can be read"):
+        up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+
+
+# --- fleet -----------------------------------------------------------------------------------
+def with_fleet(made: Made, crew: Crew, memory: Memory) -> NodeFleetStage:
+    """The stage, as it is after its inputs were asked for."""
+    up(made, crew, memory)
+    stage = NodeFleetStage(crew)
+    results: Results = {n: known.result for n, known in memory.record.stages.items()}
+    stage.inputs(results)
+    return stage
+
+
+def test_the_fleet_depends_on_keys_but_does_not_hold_them(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster(router={"api_key_file": "keys"})
+    (tmp_path / "keys").write_text("secret-of-ann\n")
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    results: Results = {n: known.result for n, known in memory.record.stages.items()}
+    told = NodeFleetStage(crew).inputs(results)
+    assert told["keys"] == hashlib.sha256(b"secret-of-ann").hexdigest()
+    assert "secret-of-ann" not in json.dumps(told)
+    (tmp_path / "keys").write_text("another\n")
+    assert NodeFleetStage(crew).inputs(results) != told
+
+
+def test_a_fleet_with_a_restarted_engine_does_not_hold(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    stage = with_fleet(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    planned = stage.planned.plan.outputs({"prefill-0": "g0", "decode-0": "g1"})
+    assert not stage.holds(planned.model_dump(mode="json"))
+
+
+def test_a_fleet_with_a_silent_node_does_not_hold(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    stage = with_fleet(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    fleet.silent["router-0"] = 1
+    planned = stage.planned.plan.outputs(fleet.generations)
+    assert not stage.holds(planned.model_dump(mode="json"))
+
+
+def test_the_fleet_is_asked_through_the_routers_node(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    stage = with_fleet(Made(spec), crew_of(spec, fleet, tmp_path), memory)
+    with stage.reach(stage.planned.plan.outputs({})) as here:
+        assert here.url == "http://127.0.0.1:40000"
+        assert [e.url for e in here.router_config.engines] == [
+            "http://127.0.0.1:40001",
+            "http://127.0.0.1:40002",
+        ]
+        assert here.router_config.engines[0].side_channel_host == "10.0.0.1"
+
+
+# --- units -----------------------------------------------------------------------------------
+def test_a_fleet_that_did_not_start_can_be_looked_at(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory, until="configure")
+    assert units_of(memory.record, crew) is None
+    up(Made(spec), crew, memory)
+    fleet.generations = {}
+    units = units_of(memory.record, crew)
+    assert units is not None
+    assert {row["name"]: row["state"] for row in units.observe()} == dict.fromkeys(
+        ("decode-0", "prefill-0", "router"), "absent"
+    )
+
+
+def test_units_know_their_nodes_and_how_they_are(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    stage = with_fleet(Made(spec), crew, memory)
+    outputs = stage.planned.plan.outputs(fleet.generations).model_dump(mode="json")
+    units = units_of(
+        memory.record.with_stage("fleet", StageRecord(digest="", result=outputs)), crew
+    )
+    assert units is not None
+    assert {n: h.name for n, h in units.hosts.items()} == {
+        "decode-0": "decode-0",
+        "prefill-0": "prefill-0",
+        "router": "router-0",
+    }
+    fleet.silent["decode-0"] = 1
+    rows = {row["name"]: row for row in units.observe()}
+    assert (rows["decode-0"]["state"], rows["decode-0"]["reason"]) == (
+        "unreachable",
+        UNREACHABLE.message,
+    )
+    assert (rows["prefill-0"]["state"], rows["prefill-0"]["generation"]) == ("absent", "g1")
+    with pytest.raises(FleetError, match="nothing of this cluster is called 'decode-1'"):
+        units.host("decode-1")
