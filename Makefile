@@ -8,7 +8,7 @@ KV     := $(BIN)/kvdeploy
 # Ansible's programs look for each other on PATH, and keep their files out of the home folder.
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal bench bench-aws bench-faults bench-nodes bench-router clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal bench bench-aws bench-faults bench-nodes bench-rehearsal bench-router clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -88,6 +88,11 @@ bench-nodes: $(VENV)/.developing
 # VLLM_ROUTER=PROGRAM adds vllm-router, from an environment of its own, to the comparison.
 bench-router: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.router_speed --pin $(if $(VLLM_ROUTER),--vllm-router $(VLLM_ROUTER))
+
+bench-rehearsal: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.rehearsal times
+	$(BIN)/python -m benchmarks.rehearsal early
+	$(BIN)/python -m benchmarks.rehearsal crashes
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

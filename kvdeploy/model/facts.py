@@ -51,5 +51,11 @@ class OperatorFacts:
     """Names of variables of the shell that would change what Terraform does."""
     public_key_ok: bool | None = None
     """None when aws.access.public_key_file is not set."""
+    private_key_exists: bool | None = None
+    """None when aws.access.private_key_file is not set."""
+    grafana_password: bool = True
+    """Whether the shell has one for Grafana's admin."""
+    no_way: str = ""
+    """What the way to the nodes lacks on this machine; '' when nothing."""
     api_key_file_exists: bool | None = None
     """None when router.api_key_file is not set."""

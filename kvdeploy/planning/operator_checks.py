@@ -20,6 +20,9 @@ AWS_CREDENTIALS: Final = "aws-credentials"
 """Id of the finding that AWS cannot be asked. With it allowed, AWS is not asked at all."""
 
 
+PASSWORD: Final = "KVDEPLOY_GRAFANA_PASSWORD"  # noqa: S105  # the name of a variable
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operated:
     """What is judged."""
@@ -70,6 +73,36 @@ def public_key_file_missing(case: Operated) -> Iterator[Finding]:
         )
 
 
+def private_key_file_missing(case: Operated) -> Iterator[Finding]:
+    """Nodes would be paid for that nobody can log in to."""
+    if case.facts.private_key_exists is False and case.spec.aws is not None:
+        yield error(
+            "aws.access.private_key_file",
+            f"{case.spec.aws.access.private_key_file} is not there",
+            "Name the key that belongs to the nodes' key pair, or leave it out.",
+        )
+
+
+def access_tool_missing(case: Operated) -> Iterator[Finding]:
+    """A program is missing that is wanted as soon as nodes run, and bill."""
+    if case.facts.no_way:
+        yield error(
+            "aws.access.method",
+            case.facts.no_way,
+            "Install it; with method ssh no AWS program is needed.",
+        )
+
+
+def grafana_password_missing(case: Operated) -> Iterator[Finding]:
+    """Roles would stop in the middle, with nodes that bill."""
+    if case.spec.monitoring.enabled and not case.facts.grafana_password:
+        yield error(
+            "monitoring.enabled",
+            f"Grafana's admin needs a password, and {PASSWORD} is not set",
+            f"Set it for this command: {PASSWORD}=... kvdeploy up.",
+        )
+
+
 def api_key_file_missing(case: Operated) -> Iterator[Finding]:
     """A router without its keys would refuse everybody, or nobody."""
     yield from keys_unreadable(case.spec, exists=case.facts.api_key_file_exists)
@@ -80,5 +113,8 @@ OPERATOR_CHECKS: Final[tuple[Callable[[Operated], Iterator[Finding]], ...]] = (
     terraform_too_old,
     terraform_env_set,
     public_key_file_missing,
+    private_key_file_missing,
+    access_tool_missing,
+    grafana_password_missing,
     api_key_file_missing,
 )

@@ -11,17 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvdeploy.adapters.ansible.ssh import check_tools
 from kvdeploy.adapters.aws import facts as aws_facts
 from kvdeploy.adapters.aws.session import Aws
 from kvdeploy.adapters.terraform.client import find_version, foreign_env
-from kvdeploy.errors import AwsError, SpecError
+from kvdeploy.errors import AwsError, SpecError, ToolError
 from kvdeploy.model.facts import OperatorFacts
 from kvdeploy.model.infra import ClusterIdentity
+from kvdeploy.planning.access import build_connection
 from kvdeploy.planning.aws_checks import check_aws
 from kvdeploy.planning.checks import check_spec
 from kvdeploy.planning.findings import error
 from kvdeploy.planning.nodes import nodes_of
-from kvdeploy.planning.operator_checks import AWS_CREDENTIALS, check_operator
+from kvdeploy.planning.operator_checks import AWS_CREDENTIALS, PASSWORD, check_operator
 from kvdeploy.stages.preflight import has_keys
 
 if TYPE_CHECKING:
@@ -125,10 +127,24 @@ def read_public_key(spec: ClusterSpec, root: Path) -> str | None:
 
 
 def _operator(spec: ClusterSpec, runner: Runner, root: Path) -> OperatorFacts:
-    key = read_public_key(spec, root)
+    key, private = read_public_key(spec, root), aws_section(spec).access.private_key_file
     return OperatorFacts(
         terraform=find_version(runner),
         terraform_env=foreign_env(os.environ),
         public_key_ok=None if key is None else bool(key),
+        private_key_exists=None
+        if private is None
+        else (root / Path(private).expanduser()).is_file(),
+        grafana_password=bool(os.environ.get(PASSWORD)),
+        no_way=_no_way(spec),
         api_key_file_exists=has_keys(spec, root),
     )
+
+
+def _no_way(spec: ClusterSpec) -> str:
+    connection = build_connection(aws_section(spec), private_key=None, known_hosts="")
+    try:
+        check_tools(connection)
+    except ToolError as e:
+        return e.message
+    return ""

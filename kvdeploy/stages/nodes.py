@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.package import build_router_package
 from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
-from kvdeploy.errors import CheckError
 from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import ModelOutputs, NodeFacts
 from kvdeploy.model.package import RouterPackage
@@ -25,6 +24,7 @@ from kvdeploy.planning.configuration import (
     secret_names,
 )
 from kvdeploy.planning.fleetplan import machines_of, node_runtime, plan_fleet
+from kvdeploy.planning.operator_checks import PASSWORD
 from kvdeploy.stages.model import default_name, dtype_of, model_folder
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ NO_PACKAGE: Final = RouterPackage(path="", digest="")
 """For machines without a router."""
 UNKNOWN: Final = NodeFacts(boot_id="", interface="lo", cores=(0,))
 """In the place of what a node has not been asked yet; nothing is done to it because of this."""
-PASSWORD: Final = "KVDEPLOY_GRAFANA_PASSWORD"  # noqa: S105  # the name of a variable
-TOKEN: Final = "HF_TOKEN"  # noqa: S105  # as above
+TOKEN: Final = "HF_TOKEN"  # noqa: S105  # the name of a variable
 
 
 class Plays(Protocol):
@@ -150,21 +149,13 @@ class Crew:
         )
 
     def secrets(self) -> dict[str, Any]:
-        """Values of the roles' secret variables.
-
-        Raises:
-            CheckError: one is wanted and nowhere to be had.
-        """
+        """Values of the roles' secret variables."""
         found: dict[str, Any] = {
             "model_token": self.environment.get(TOKEN, ""),
             "router_api_keys": self.api_keys(),
             "monitoring_grafana_password": self.environment.get(PASSWORD, ""),
         }
-        wanted = secret_names(self.spec)
-        if "monitoring_grafana_password" in wanted and not found["monitoring_grafana_password"]:
-            msg = f"monitoring.enabled: Grafana's admin needs a password, and {PASSWORD} is not set"
-            raise CheckError(msg, hint=f"Set it for this command: {PASSWORD}=... kvdeploy up.")
-        return {name: found[name] for name in wanted}
+        return {name: found[name] for name in secret_names(self.spec)}
 
     def api_keys(self) -> list[str]:
         path = self.api_key_file

@@ -26,7 +26,8 @@ fleet:
 aws: {region: us-west-2, zone: us-west-2a}
 """
 # What depends on the machine that the tests run on.
-OFFLINE = ("--allow", "aws-credentials", "--allow", "terraform-missing")
+ABSENT = ("aws-credentials", "terraform-missing", "access-tool-missing")
+OFFLINE = tuple(word for name in ABSENT for word in ("--allow", name))
 ALLOWED = ("memory-too-little", "cores-shared", "libnuma-missing", "platform-unsupported")
 
 

@@ -67,8 +67,8 @@ def logs(store: Store) -> str:
 
 def test_nothing_is_made_on_aws_unless_aws_was_asked(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(AWS)
-    offline = ("--allow", "aws-credentials", "--allow", "terraform-missing")
-    code, said = up(tmp_path, *offline)
+    absent = ("aws-credentials", "terraform-missing", "access-tool-missing")
+    code, said = up(tmp_path, *(word for name in absent for word in ("--allow", name)))
     assert code == 14
     assert said.endswith(
         "error: AWS was not asked (--allow aws-credentials), and nothing goes on without\n"

@@ -122,6 +122,11 @@ def bench(
         monkeypatch.delenv(name)
     for name, value in {**aws.env, **terraform_config, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
         monkeypatch.setenv(name, value)
+    tools = tmp_path / "tools"  # nodes are never reached here, and only looked for
+    tools.mkdir()
+    for name in ("aws", "session-manager-plugin"):
+        (tools / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     made = Bench(tmp_path, aws, capsys)
     made.write()
     return made

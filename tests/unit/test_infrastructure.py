@@ -254,5 +254,24 @@ def test_key_files_that_hold_nothing_are_found() -> None:
     ]
 
 
+def test_what_nodes_are_worked_on_with_is_asked_for_before_they_are_paid_for() -> None:
+    facts = OperatorFacts(
+        terraform=(1, 11),
+        private_key_exists=False,
+        no_way="session-manager-plugin is not on PATH",
+        grafana_password=False,
+    )
+    access = {"key_name": "mine", "private_key_file": "mine.pem"}
+    wanted = spec(aws={"access": access}, monitoring={"enabled": True})
+    assert told(facts, wanted) == [
+        ("access-tool-missing", "session-manager-plugin is not on PATH"),
+        ("private-key-file-missing", "mine.pem is not there"),
+        (
+            "grafana-password-missing",
+            "Grafana's admin needs a password, and KVDEPLOY_GRAFANA_PASSWORD is not set",
+        ),
+    ]
+
+
 def test_every_known_type_has_cards_and_gpus() -> None:
     assert all(p.gpus and p.efa_devices and p.vcpus for p in INSTANCES.values())

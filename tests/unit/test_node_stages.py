@@ -12,7 +12,7 @@ import pytest
 from kvdeploy import pipeline
 from kvdeploy.adapters.ansible.events import Mute
 from kvdeploy.adapters.ansible.report import PlayReport
-from kvdeploy.errors import CheckError, FleetError, UnreachableError
+from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
 from kvdeploy.model.inventory import Connection
 from kvdeploy.model.outputs import NodeFacts
@@ -22,7 +22,7 @@ from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.nodefleet import NodeFleetStage
-from kvdeploy.stages.nodes import PASSWORD, Crew
+from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
 
 if TYPE_CHECKING:
@@ -293,15 +293,14 @@ def test_first_boots_are_over_before_anything_is_done(
     ]
 
 
-def test_grafana_without_a_password_is_refused(
+def test_grafanas_password_comes_from_the_operators_shell(
     fleet: Fleet, memory: Memory, tmp_path: Path
 ) -> None:
     spec = cluster(monitoring={"enabled": True})
-    with pytest.raises(CheckError) as caught:
-        up(Made(spec), crew_of(spec, fleet, tmp_path), memory)
-    assert caught.value.message == (
-        f"monitoring.enabled: Grafana's admin needs a password, and {PASSWORD} is not set"
-    )
+    crew = crew_of(spec, fleet, tmp_path, KVDEPLOY_GRAFANA_PASSWORD="of-ann")
+    up(Made(spec), crew, memory)
+    assert fleet.plays[0].secrets["monitoring_grafana_password"] == "of-ann"
+    assert "of-ann" not in memory.record.model_dump_json()
 
 
 # --- model -----------------------------------------------------------------------------------

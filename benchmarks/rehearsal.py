@@ -1,0 +1,175 @@
+"""What a rehearsal takes, stage by stage, and what it survives: `make bench-rehearsal`.
+
+    python -m benchmarks.rehearsal times      up, up again, smoke, down
+    python -m benchmarks.rehearsal crashes    kill -9 in the last stages of up, and in down
+    python -m benchmarks.rehearsal early      the same in the first stages
+
+A crash kills kvdeploy, or Terraform, or Ansible's worker, or takes the power from a host, in the
+middle of a stage; the next `up` must converge, and `down` must leave nothing. Prints tables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from kvdeploy.polling import wait_for
+from tests.rehearsal.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.hostlab.guest import Host
+
+ENDED: Final = re.compile(r"ok (.+) \(([\d.]+) s\)$")
+UP: Final = ("up", "--yes")
+DOWN: Final = ("down", "--yes")
+AT_MOST_S: Final = 400
+TERRAFORM: Final = "terraform"
+WORKER: Final = "kvdeploy.adapters.ansible.worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crash:
+    verb: Sequence[str]
+    after: str
+    """What the run says before it is struck,"""
+    s: float
+    """and how long before."""
+    victim: str
+    """kvdeploy, terraform, worker, or a node."""
+
+
+EARLY: Final = (
+    Crash(verb=UP, after="+ launch_template", s=4, victim="kvdeploy"),
+    Crash(verb=UP, after="-> make 3 nodes", s=2, victim="terraform"),
+    Crash(verb=UP, after=": efa (", s=8, victim="kvdeploy"),
+    Crash(verb=UP, after=": efa (", s=8, victim="worker"),
+    Crash(verb=UP, after=": efa (", s=3, victim="prefill-0"),
+)
+"""Into the build of the engines' environment, which is the longest part of nodes.yml."""
+LATE: Final = (
+    Crash(verb=UP, after="-> start the fleet", s=10, victim="kvdeploy"),
+    Crash(verb=UP, after="-> start the fleet", s=10, victim="worker"),
+    Crash(verb=UP, after="-> start the fleet", s=5, victim="decode-0"),
+    Crash(verb=UP, after="-> prove one push", s=0.5, victim="kvdeploy"),
+    Crash(verb=DOWN, after="-> destroy", s=3, victim="kvdeploy"),
+    Crash(verb=DOWN, after="-> destroy", s=3, victim="terraform"),
+)
+
+
+def main() -> int:
+    what = sys.argv[1] if len(sys.argv) > 1 else "times"
+    with (
+        tempfile.TemporaryDirectory(prefix="kvdeploy-rehearsal-") as folder,
+        World(Path(folder)) as world,
+    ):
+        if what == "times":
+            _times(world)
+        else:
+            _crashes(world, EARLY if what == "early" else LATE)
+    return 0
+
+
+# --- times -----------------------------------------------------------------------------------
+def _times(world: World) -> None:
+    print(f"| {len(os.sched_getaffinity(0))} cores | s |\n|---|---|")
+    for title, verb in (
+        ("`up`", UP),
+        ("`up` again, nothing to do", UP),
+        ("`status`", ("status",)),
+        ("`smoke`", ("smoke",)),
+        ("`down`", DOWN),
+    ):
+        began = time.monotonic()
+        done = world.kvdeploy(*verb, timeout_s=AT_MOST_S)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        print(f"| {title} | {time.monotonic() - began:.1f} |")
+        for line in done.stderr.splitlines():
+            if (found := ENDED.search(line)) and title == "`up`":
+                print(f"| . {found[1]} | {found[2]} |", flush=True)
+
+
+# --- crashes ---------------------------------------------------------------------------------
+def _crashes(world: World, crashes: Sequence[Crash]) -> None:
+    print("| struck | in, after | exit code | left here |\n|---|---|---|---|")
+    for crash in crashes:
+        code, left = _struck(world, crash)
+        when = f"{crash.verb[0]}, {crash.s:g} s after '{crash.after.strip('-> ')}'"
+        print(f"| {crash.victim} | {when} | {code} | {left} |", flush=True)
+    began = time.monotonic()
+    if crashes[-1].verb == UP:
+        done = world.kvdeploy(*UP, timeout_s=AT_MOST_S)
+        print(f"up: {done.returncode}, {time.monotonic() - began:.0f} s\n{done.stdout}", flush=True)
+    done = world.kvdeploy(*DOWN, timeout_s=AT_MOST_S)
+    kvdeploys = {i for kind in world.double.resources().values() for i, t in kind.items() if t}
+    print(f"down: {done.returncode}\n{done.stdout}left in the double: {kvdeploys or 'nothing'}")
+
+
+def _struck(world: World, crash: Crash) -> tuple[str, str]:
+    """Exit code of the run, and the processes that it left."""
+    log = world.root / "run.log"
+    with log.open("wb") as sink:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "kvdeploy", *crash.verb],
+            cwd=world.root,
+            env=world.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+        )
+    try:
+        _wait(lambda: crash.after in log.read_text() or run.poll() is not None)
+        time.sleep(crash.s)
+        if run.poll() is not None:
+            msg = f"it ended before it was struck: {log.read_text()}"
+            raise SystemExit(msg)
+        children = psutil.Process(run.pid).children(recursive=True)
+        host = _strike(world, crash.victim, run, children)
+        run.wait(AT_MOST_S)
+    finally:
+        run.kill()
+    gone = wait_for(lambda: not _alive(children) or None, timeout_s=150, interval_s=0.5)
+    if host is not None:
+        host.boot()
+    return str(run.returncode), "nothing" if gone else ", ".join(p.name() for p in _alive(children))
+
+
+def _strike(
+    world: World, victim: str, run: subprocess.Popen[bytes], children: list[psutil.Process]
+) -> Host | None:
+    if victim == "kvdeploy":
+        run.send_signal(signal.SIGKILL)
+    elif victim in {"terraform", "worker"}:
+        word = {"terraform": TERRAFORM, "worker": WORKER}[victim]
+        next(p for p in children if word in " ".join(p.cmdline()[:6])).kill()
+    else:
+        host = next(h for h in world.hosts.values() if h.name.startswith(victim))
+        host.kill()
+        return host
+    return None
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    if not wait_for(lambda: until() or None, timeout_s=AT_MOST_S, interval_s=0.2):
+        msg = "it never came to that"
+        raise SystemExit(msg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
