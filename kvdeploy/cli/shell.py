@@ -30,4 +30,4 @@ def shell(
         raise CheckError(msg, hint="'kvdeploy status' names them.")
     from kvdeploy.cli.aws.fleet import shell as shell_on_aws
 
-    shell_on_aws(spec, store, node, command)
+    shell_on_aws(store, node, command)

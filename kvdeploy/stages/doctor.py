@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kvdeploy.adapters.ansible.ssh import PLUGIN
 from kvdeploy.adapters.local import machine, runtime
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
 from kvdeploy.adapters.terraform.client import find_version
 from kvdeploy.errors import CheckError
-from kvdeploy.model.catalog import RUNTIME_DISK_GIB, TERRAFORM_MIN
+from kvdeploy.model.catalog import INSTANCES, RUNTIME_DISK_GIB, TERRAFORM_MIN
+from kvdeploy.model.outputs import NodeFacts
 from kvdeploy.planning.checks import memory_needed_gib
 from kvdeploy.stages.preflight import device_of, look
 from kvdeploy.stages.runtime import named_python
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from kvdeploy.model.outputs import Device
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
+    from kvdeploy.stages.units import Units
+
+
+ACCESS_TOOLS: Final = ("ssh", "aws", PLUGIN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,48 @@ def examine(spec: ClusterSpec, runner: Runner, root: Path) -> list[Symptom]:
         *_runtime(spec, device, runner, root),
         *_tools(spec, runner),
     ]
+
+
+def examine_node(units: Units, name: str) -> list[Symptom]:
+    """What a node of a cluster on AWS, or the node of a process, says of itself.
+
+    Raises:
+        UnreachableError: it does not answer.
+        FleetError: there is none of that name.
+    """
+    host, spec = units.host(name), units.crew.spec
+    said = units.crew.remote.ask([host])[host.name]
+    if not isinstance(said, NodeFacts):
+        raise said
+    profile = INSTANCES.get(spec.aws.instance_type) if spec.aws and host.role != "router" else None
+    mocked = " (mocked)" if spec.kind == "rehearsal" else ""
+    devices = {
+        "GPUs": (said.gpus, profile.gpus if profile else 0),
+        "EFA devices": (said.efa_devices, profile.efa_devices if profile else 0),
+    }
+    found = [
+        Symptom(
+            what=what,
+            found=f"{there}{mocked}",
+            needed=str(wanted),
+            verdict="ok" if there >= wanted else "missing",
+            hint=f"{host.name} lacks {what}: 'kvdeploy up --replace {host.name}'.",
+        )
+        for what, (there, wanted) in devices.items()
+        if wanted
+    ]
+    for process in (p for p, place in units.hosts.items() if place.name == host.name):
+        state = said.units.get(process, {}).get("ActiveState", "absent")
+        found.append(
+            Symptom(
+                what=process,
+                found=state,
+                needed="active",
+                verdict="ok" if state == "active" else "missing",
+                hint=f"See 'kvdeploy logs {process}'.",
+            )
+        )
+    return found
 
 
 def _machine(spec: ClusterSpec, facts: MachineFacts, device: Device) -> Iterator[Symptom]:
@@ -136,6 +185,16 @@ def _tools(spec: ClusterSpec, runner: Runner) -> Iterator[Symptom]:
         verdict=verdict if aws or verdict == "ok" else "not needed",
         hint=f"Install Terraform {wanted} or newer.",
     )
+    for program in ACCESS_TOOLS if aws else ():
+        through_ssm = spec.aws is not None and spec.aws.access.method == "ssm"
+        is_needed, there = through_ssm or program == "ssh", shutil.which(program) is not None
+        yield Symptom(
+            what=program,
+            found="yes" if there else "none",
+            needed="to reach nodes" if is_needed else "for aws.access.method ssm",
+            verdict="ok" if there else "missing" if is_needed else "not needed",
+            hint=f"Install {program}.",
+        )
     for name in ("ansible-core", "ansible-runner", "boto3"):
         try:
             found = metadata.version(name)

@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_shown_with_its_holder(
     assert row["found"].endswith(f" (pid {os.getpid()})")
 
 
-def test_aws_needs_terraform_and_nothing_of_this_machine(
+def test_aws_needs_terraform_and_a_way_to_nodes_and_nothing_else_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cluster.yaml").write_text(
@@ -102,12 +102,15 @@ def test_aws_needs_terraform_and_nothing_of_this_machine(
     )
     assert run(tmp_path) == (
         5,
-        "error: terraform: missing\n  try: Install Terraform 1.10 or newer.\n",
+        "error: terraform: missing; ssh: missing; aws: missing; session-manager-plugin: missing\n"
+        "  try: Install Terraform 1.10 or newer. Install ssh. Install aws. Install "
+        "session-manager-plugin.\n",
     )
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["what", "found", "needed", "verdict"]
     assert [row[0] for row in rows[1:]] == [
-        *("system", "python", "terraform", "ansible-core", "ansible-runner", "boto3")
+        *("system", "python", "terraform", "ssh", "aws", "session-manager-plugin"),
+        *("ansible-core", "ansible-runner", "boto3"),
     ]
 
 

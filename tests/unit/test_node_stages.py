@@ -21,6 +21,7 @@ from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
+from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
@@ -423,3 +424,19 @@ def test_units_know_their_nodes_and_how_they_are(
     assert (rows["prefill-0"]["state"], rows["prefill-0"]["generation"]) == ("absent", "g1")
     with pytest.raises(FleetError, match="nothing of this cluster is called 'decode-1'"):
         units.host("decode-1")
+
+
+def test_a_node_is_examined_by_its_own_name_or_its_engines(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    assert [(s.what, s.found, s.needed, s.verdict) for s in examine_node(units, "prefill-0")] == [
+        ("GPUs", "0", "8", "missing"),
+        ("EFA devices", "0", "16", "missing"),
+        ("prefill-0", "absent", "active", "missing"),
+    ]
+    assert [s.what for s in examine_node(units, "router")] == ["router"]

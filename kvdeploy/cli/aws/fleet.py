@@ -19,6 +19,7 @@ from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.polling import SystemClock
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.asking import pairs_ready
+from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.hardware import NodeHardware
 from kvdeploy.stages.smoke import Smoke
 from kvdeploy.stages.units import Units, unit_of, units_of
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from kvdeploy.cli.app import App
     from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
-    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
+    from kvdeploy.stages.doctor import Symptom
 
 
 def find_units(store: Store, folder: Path, runner: Runner | None = None) -> Units | None:
@@ -131,15 +132,27 @@ def _journal(name: str, lines: int, *more: str) -> tuple[str, ...]:
     return ("sudo", "-n", "journalctl", *unit, *more)
 
 
-def shell(spec: ClusterSpec, store: Store, node: str, command: tuple[str, ...]) -> NoReturn:
+def examined(store: Store, name: str) -> list[Symptom]:
+    """What one node shows."""
+    with tempfile.TemporaryDirectory(prefix="kvdeploy-doctor-") as scratch:
+        return examine_node(_needed(store, Path(scratch)), name)
+
+
+def shell(store: Store, node: str, command: tuple[str, ...]) -> NoReturn:
     """Become ssh on a node."""
     with tempfile.TemporaryDirectory(prefix="kvdeploy-shell-") as scratch:
-        units = find_units(store, Path(scratch))
-    if units is None:
-        msg = f"cluster {spec.name!r} has no nodes that are configured"
-        raise FleetError(msg, hint="Run 'kvdeploy up' first.")
+        units = _needed(store, Path(scratch))
     host, connection = units.host(node), units.crew.remote.connection
     check_tools(connection)
     argv = ssh_argv(host, connection, *command)
     sys.stdout.flush()
     os.execvp(argv[0], argv)  # noqa: S606
+
+
+def _needed(store: Store, folder: Path) -> Units:
+    """Raises FleetError: no node is configured."""
+    units = find_units(store, folder)
+    if units is None:
+        msg = f"cluster {store.cluster!r} has no nodes that are configured"
+        raise FleetError(msg, hint="Run 'kvdeploy up' first.")
+    return units
