@@ -2,6 +2,7 @@
 
     python -m benchmarks.rehearsal times      up, up again, smoke, down
     python -m benchmarks.rehearsal crashes    kill -9 in the last stages of up, and in down
+    python -m benchmarks.rehearsal changes    what plan announces and up does, for one change each
     python -m benchmarks.rehearsal early      the same in the first stages
 
 A crash kills kvdeploy, or Terraform, or Ansible's worker, or takes the power from a host, in the
@@ -10,6 +11,7 @@ middle of a stage; the next `up` must converge, and `down` must leave nothing. P
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -68,14 +71,33 @@ LATE: Final = (
 )
 
 
+SMALL: Final = {"aws": {"instance_type": "p5.4xlarge"}}
+"""A node an engine."""
+REPLACED: Final = "`up --replace decode-0`"
+TWO: Final = "fleet.decode.count=2"
+CHANGES: Final = (
+    ("from nothing", ()),
+    ("nothing", ()),
+    ("decode 1 -> 2", (TWO,)),
+    ("decode 2 -> 1", ()),
+    ("block size", ("connector.block_size=32",)),
+    ("router's queue", ("connector.block_size=32", "router.queue_size=7")),
+    ("another model", ("model.seed=1",)),
+    (REPLACED, ("model.seed=1",)),
+    ("another zone", ("model.seed=1", "aws.zone=us-west-2b")),
+)
+
+
 def main() -> int:
     what = sys.argv[1] if len(sys.argv) > 1 else "times"
     with (
         tempfile.TemporaryDirectory(prefix="kvdeploy-rehearsal-") as folder,
-        World(Path(folder)) as world,
+        World(Path(folder), SMALL if what == "changes" else None) as world,
     ):
         if what == "times":
             _times(world)
+        elif what == "changes":
+            _changes(world)
         else:
             _crashes(world, EARLY if what == "early" else LATE)
     return 0
@@ -99,6 +121,34 @@ def _times(world: World) -> None:
         for line in done.stderr.splitlines():
             if (found := ENDED.search(line)) and title == "`up`":
                 print(f"| . {found[1]} | {found[2]} |", flush=True)
+
+
+# --- changes ---------------------------------------------------------------------------------
+def _changes(world: World) -> None:
+    """One after the other; each is against the one before it."""
+    print(
+        "| change | plan: fields | plan: Terraform | up | stages | s |\n|---|---|---|---|---|---|"
+    )
+    for what, options in CHANGES:
+        sets = [word for one in options for word in ("--set", one)]
+        planned = _json(world.kvdeploy("plan", *sets, "--json", timeout_s=AT_MOST_S))
+        replaced = ("--replace", "decode-0") if what == REPLACED else ()
+        began = time.monotonic()
+        done = world.kvdeploy(*UP, *sets, *replaced, "--json", timeout_s=AT_MOST_S)
+        fields = ", ".join(f"{f['path']} ({f['does']})" for f in planned.get("fields", []))
+        acts = Counter(c["action"] for c in planned.get("changes", []))
+        terraform = ", ".join(f"{n} {act}" for act, n in acts.items())
+        stages = ", ".join(_json(done).get("done", []))
+        cells = (what, fields, terraform, str(done.returncode), stages)
+        seconds = f"{time.monotonic() - began:.0f}"
+        print("| " + " | ".join(cell or "-" for cell in (*cells, seconds)) + " |", flush=True)
+    done = world.kvdeploy(*DOWN, timeout_s=AT_MOST_S)
+    print(f"down: {done.returncode}")
+
+
+def _json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Its document; nothing where it refused."""
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
 
 # --- crashes ---------------------------------------------------------------------------------

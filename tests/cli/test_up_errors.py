@@ -131,6 +131,17 @@ def test_a_check_stops_the_run_with_all_its_findings(store: Store, tmp_path: Pat
     assert "is not a built-in model" in logs(store)
 
 
+@pytest.mark.parametrize("option", ["--until", "--from"])
+def test_a_stage_that_the_target_does_not_have_is_wrong_usage(
+    option: str, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up(tmp_path, option, "provision")[0] == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "Error: this target has no stage 'provision': there are runtime, model, fleet, proof"
+    )
+    assert store.read().stages == {}
+
+
 @pytest.mark.real_process
 def test_a_runtime_that_cannot_import_stops_the_run_before_anything_is_started(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]

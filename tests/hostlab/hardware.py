@@ -36,6 +36,7 @@ P5EN: Final = Machine(
 KINDS: Final = {
     "none": Machine(),
     "p5en": P5EN,
+    "p5-small": Machine(gpus=1, efa=("rdmap79s0",), nvme=1),
     "p5en-raid": replace(P5EN, nvme=8),
 }
 """With one disk, nothing of a disk is mocked but its name; several need the stand-in of mdadm."""

@@ -39,7 +39,7 @@ ZONE: Final = "us-west-2a"
 GPU_TYPE: Final = "p5en.48xlarge"
 WHEELS_AT: Final = "/opt/wheels"
 """Where hosts see the engines' packages."""
-HARDWARE: Final = {GPU_TYPE: "p5en"}
+HARDWARE: Final = {GPU_TYPE: "p5en", "p5.4xlarge": "p5-small"}
 """Mocked; instances of other types have none."""
 TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
 """NIXL sees the mocked GPUs, and refuses a UCX that could not reach their memory."""
@@ -132,6 +132,7 @@ class World:
         subnet = f"{self.lab.gateway.rpartition('.')[0]}.0/24"
         variables = {k: v for k, v in vendor.items() if k != "vllm_lock"}
         variables["vllm_pip_args"] = ["--no-index", "--find-links", WHEELS_AT, "--no-compile"]
+        wanted = self._document.get("aws", {}).get("instance_type")
         ours: dict[str, Any] = {
             "target": "aws",
             "model": {"id": "builtin:tiny", "max_length": 2048},
@@ -140,7 +141,7 @@ class World:
             "aws": {
                 "region": ZONE[:-1],
                 "zone": ZONE,
-                "instance_type": GPU_TYPE,
+                "instance_type": wanted if wanted in HARDWARE else GPU_TYPE,
                 "network": {"cidr": subnet, "allowed_cidrs": [subnet]},
                 "access": {"method": "ssh", "ssh_cidrs": [subnet]},
                 "node_variables": variables,

@@ -10,6 +10,7 @@ from kvdeploy.adapters.ansible.client import Ansible
 from kvdeploy.adapters.remote import Remote
 from kvdeploy.adapters.sshkeys import make_key
 from kvdeploy.planning.access import build_connection, named_key, needs_own_key
+from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.aws_preflight import aws_section, read_public_key
 from kvdeploy.stages.nodes import Crew
 
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
 def crew_of(spec: ClusterSpec, store: Store, folder: Path, runner: Runner) -> Crew:
     """Whoever works on the nodes; what is said meanwhile goes to `folder`."""
+    # Nodes that boot are asked every few seconds: that is not written down as what was run.
+    remote = Remote(LocalRunner(), connection_of(spec, store), log=folder / "ssh.log")
     return Crew(
         spec=spec,
         root=store.root,
         packages=store.dir / "packages",
         plays=Ansible(folder / "ansible.jsonl", runner=runner),
-        remote=Remote(runner, connection_of(spec, store), log=folder / "ssh.log"),
+        remote=remote,
         environment=os.environ,
     )
 
