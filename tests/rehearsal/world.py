@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -65,7 +66,9 @@ class World:
         self.hosts: dict[str, Host] = {}
         """By instance, of all that are switched on."""
         self._stopped: set[str] = set()
+        self._broken: set[str] = set()
         self.env: dict[str, str] = {}
+        self._stack = ExitStack()
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._cores = os.sched_getaffinity(0)
@@ -73,22 +76,21 @@ class World:
 
     def __enter__(self) -> Self:
         self.root.mkdir(parents=True, exist_ok=True)
+        found = terraform_environment(self.root)
+        if isinstance(found, str):
+            raise RuntimeError(found)  # noqa: TRY004
+        self.env, self._wheels = found, engine_wheels()
         try:
-            found = terraform_environment(self.root)
-            if isinstance(found, str):
-                raise RuntimeError(found)  # noqa: TRY004
-            self.env = found
-            self.double.start()
-            self.lab.open()
+            self._stack.enter_context(self.double)
+            self._stack.enter_context(self.lab).open()
             vendor = Vendor.build(self.root / "vendor")
-            self._serving = vendor.serve(self.lab.gateway)
-            url = self._serving.__enter__()
+            url = self._stack.enter_context(vendor.serve(self.lab.gateway))
             self._write_cluster(vendor.variables(url))
-            self._wheels = engine_wheels()
+            self._watcher.start()
+            self._stack.callback(self._stop_watching)
         except BaseException:
             self.close()
             raise
-        self._watcher.start()
         return self
 
     def __exit__(
@@ -101,13 +103,11 @@ class World:
 
     def close(self) -> None:
         """Nothing is left but the folder."""
+        self._stack.close()
+
+    def _stop_watching(self) -> None:
         self._ended.set()
-        if self._watcher.is_alive():
-            self._watcher.join()
-        if hasattr(self, "_serving"):
-            self._serving.__exit__(None, None, None)
-        self.lab.down()
-        self.double.stop()
+        self._watcher.join()
 
     def kvdeploy(self, *argv: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
         """The command line, as a person in this folder would type it."""
@@ -169,11 +169,10 @@ class World:
         seen = {m.id: m for m in self.double.instances()}
         for id in [i for i in self.hosts if i not in seen]:
             self.lab.remove(self.hosts.pop(id))
-        new = [
-            m for m in seen.values() if m.state in ON and m.id not in self.hosts and m.private_ip
-        ]
+        known = self.hosts.keys() | self._broken
+        new = [m for m in seen.values() if m.state in ON and m.id not in known and m.private_ip]
         with ThreadPoolExecutor(8) as pool:
-            self.hosts |= dict(zip([m.id for m in new], pool.map(self._make, new), strict=True))
+            list(pool.map(self._switch_on, new))
         for id, host in self.hosts.items():
             if seen[id].state == "stopped" and id not in self._stopped:
                 host.fault("stopped")
@@ -181,6 +180,13 @@ class World:
             elif seen[id].state in ON and id in self._stopped:
                 host.heal("stopped")
                 self._stopped.remove(id)
+
+    def _switch_on(self, machine: Machine) -> None:
+        try:
+            self.hosts[machine.id] = self._make(machine)
+        except Exception as e:  # noqa: BLE001 - tried once; whoever waits for the host is told
+            self._broken.add(machine.id)
+            self.trouble.append(e)
 
     def _make(self, machine: Machine) -> Host:
         node = machine.tags.get("kvdeploy:node", "host")
