@@ -38,6 +38,7 @@ ENDED: Final = re.compile(r"ok (.+) \(([\d.]+) s\)$")
 UP: Final = ("up", "--yes")
 DOWN: Final = ("down", "--yes")
 AT_MOST_S: Final = 400
+SIGNALS: Final = {"kvdeploy": signal.SIGKILL, "Ctrl-C": signal.SIGINT}
 TERRAFORM: Final = "terraform"
 WORKER: Final = "kvdeploy.adapters.ansible.worker"
 
@@ -50,7 +51,7 @@ class Crash:
     s: float
     """and how long before."""
     victim: str
-    """kvdeploy, terraform, worker, or a node."""
+    """kvdeploy, terraform, worker, or a node; Ctrl-C is no victim, but typed."""
 
 
 EARLY: Final = (
@@ -59,6 +60,7 @@ EARLY: Final = (
     Crash(verb=UP, after=": efa (", s=8, victim="kvdeploy"),
     Crash(verb=UP, after=": efa (", s=8, victim="worker"),
     Crash(verb=UP, after=": efa (", s=3, victim="prefill-0"),
+    Crash(verb=UP, after=": efa (", s=1, victim="Ctrl-C"),
 )
 """Into the build of the engines' environment, which is the longest part of nodes.yml."""
 LATE: Final = (
@@ -156,6 +158,7 @@ def _crashes(world: World, crashes: Sequence[Crash]) -> None:
     print("| struck | in, after | exit code | left here |\n|---|---|---|---|")
     for crash in crashes:
         code, left = _struck(world, crash)
+        _last(world)
         when = f"{crash.verb[0]}, {crash.s:g} s after '{crash.after.strip('-> ')}'"
         print(f"| {crash.victim} | {when} | {code} | {left} |", flush=True)
     began = time.monotonic()
@@ -165,6 +168,12 @@ def _crashes(world: World, crashes: Sequence[Crash]) -> None:
     done = world.kvdeploy(*DOWN, timeout_s=AT_MOST_S)
     kvdeploys = {i for kind in world.double.resources().values() for i, t in kind.items() if t}
     print(f"down: {done.returncode}\n{done.stdout}left in the double: {kvdeploys or 'nothing'}")
+
+
+def _last(world: World) -> None:
+    """The last words of the run, beside the table."""
+    *_, line = (world.root / "run.log").read_text().splitlines() or [""]
+    print(f"  {line[:200]}", file=sys.stderr, flush=True)
 
 
 def _struck(world: World, crash: Crash) -> tuple[str, str]:
@@ -199,8 +208,8 @@ def _struck(world: World, crash: Crash) -> tuple[str, str]:
 def _strike(
     world: World, victim: str, run: subprocess.Popen[bytes], children: list[psutil.Process]
 ) -> Host | None:
-    if victim == "kvdeploy":
-        run.send_signal(signal.SIGKILL)
+    if victim in SIGNALS:
+        run.send_signal(SIGNALS[victim])
     elif victim in {"terraform", "worker"}:
         word = {"terraform": TERRAFORM, "worker": WORKER}[victim]
         next(p for p in children if word in " ".join(p.cmdline()[:6])).kill()
