@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     type=click.Choice(["ask", "stop", "down"]),
     default="ask",
     show_default=True,
-    help="aws: when nodes cannot all be made, keep those that were (stop) or end them (down).",
+    help="aws: when it fails, keep the nodes that this run made (stop) or end them (down).",
 )
 @click.option(
     "--replace", multiple=True, metavar="NODE", help="aws: make NODE anew. May be repeated."
