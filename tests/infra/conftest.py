@@ -62,6 +62,11 @@ class Said:
     err: str
 
 
+def no_further(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """There is nothing behind the double's machines: `up` ends when they run."""
+    return (*argv, "--until", "provision") if argv[0] == "up" else argv
+
+
 class Bench:
     """A folder with a cluster file, and the command line in it."""
 
@@ -85,9 +90,7 @@ class Bench:
     def run(self, *argv: str) -> Said:
         err = io.StringIO()
         self._capsys.readouterr()
-        if argv[0] == "up" and "--until" not in argv:
-            argv = (*argv, "--until", "provision")  # there is nothing behind the double's machines
-        code = main(argv, app=App(ui=Ui(err=err), root=self.root))
+        code = main(no_further(argv), app=App(ui=Ui(err=err), root=self.root))
         out, more = self._capsys.readouterr()
         return Said(code=code, out=out, err=err.getvalue() + more)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.infra.conftest import no_further
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -144,7 +146,7 @@ class Killed:
         self.log = bench.root / "killed.log"
         with self.log.open("ab") as sink:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "kvdeploy", *argv],
+                [sys.executable, "-m", "kvdeploy", *no_further(argv)],
                 cwd=bench.root,
                 stdout=sink,
                 stderr=sink,
