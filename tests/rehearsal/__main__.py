@@ -30,7 +30,7 @@ END_S = 120
 
 def main() -> int:
     options = _parse()
-    if reason := missing():
+    if options.action in {"up", "run"} and (reason := missing()):
         sys.stderr.write(f"no rehearsal on this machine: {reason}\n")
         return 4
     root: Path = options.root.resolve()

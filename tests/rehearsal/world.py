@@ -13,6 +13,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import psutil
 import yaml
 
 from kvdeploy.adapters.recipe import lock_file
@@ -44,6 +46,7 @@ HARDWARE: Final = {GPU_TYPE: "p5en", "p5.4xlarge": "p5-small"}
 """Mocked; instances of other types have none."""
 TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
 """NIXL sees the mocked GPUs, and refuses a UCX that could not reach their memory."""
+MEMORY_GIB: Final = 6
 LOOK_S: Final = 0.3
 ON: Final = frozenset({"pending", "running"})
 
@@ -52,7 +55,14 @@ def missing() -> str | None:
     """Why there can be no rehearsal on this machine; None: there can."""
     if sys.version_info[:2] != (3, 11):
         return "the engines' lock for CPUs is for Python 3.11, as the hosts' own is"
-    return base.missing()
+    free = psutil.virtual_memory().available / 2**30
+    if free < MEMORY_GIB:
+        return (
+            f"two engines, Terraform and hosts need {MEMORY_GIB} GiB of memory, {free:.1f} are free"
+        )
+    with tempfile.TemporaryDirectory(prefix="kvdeploy-terraform-") as scratch:
+        found = terraform_environment(Path(scratch))
+    return base.missing() or (found if isinstance(found, str) else None)
 
 
 class World:
