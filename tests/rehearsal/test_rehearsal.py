@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 import pytest
 
 from tests.hostlab import net
@@ -41,6 +46,32 @@ def said(world: World, *argv: str, code: int = 0, timeout_s: float = 120) -> Any
     done = world.kvdeploy(*argv, "--json", timeout_s=timeout_s)
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{world.trouble}"
     return json.loads(done.stdout)
+
+
+def followed(world: World) -> None:
+    """`logs -f` of all processes says something of each, and leaves nothing behind after Ctrl-C."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "kvdeploy", "logs", "-f", "-n", "3"],
+        cwd=world.root,
+        env=world.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    too_long = threading.Timer(60, run.kill)
+    too_long.start()
+    waiting = {"prefill-0", "decode-0", "router"}
+    for line in run.stdout:
+        waiting.discard(line.partition(" | ")[0])
+        if not waiting:
+            break
+    too_long.cancel()
+    assert waiting == set()
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) == 130
+    assert [c.name() for c in children] == ["ssh"] * 3
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def folder_of(world: World) -> Path:
@@ -78,6 +109,7 @@ def test_the_whole_path(world: World) -> None:
 
     logs = world.kvdeploy("logs", "decode-0", "-n", "5")
     assert (logs.returncode, len(logs.stdout.splitlines())) == (0, 5), logs.stderr
+    followed(world)
     shell = world.kvdeploy("shell", "router-0", "hostname", "-I")
     assert shell.stdout.split() == [addresses["router-0"]], shell.stderr
 
