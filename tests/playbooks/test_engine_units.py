@@ -5,13 +5,15 @@ is left. One story in the order of the file; each test leaves the fleet whole fo
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from kvdeploy.adapters.http import get
-from kvdeploy.errors import PlaybookError
+from kvdeploy.errors import PlaybookError, UnreachableError
 from kvdeploy.model import layout
 from kvdeploy.polling import wait_for
 from tests.playbooks.fleets import (
@@ -41,6 +43,8 @@ ODD: Final = """back\\slash "quoted" 'too' $HOME `id` {{ 7 * 6 }} %i #x ;y"""
 ENGINES: Final = {"prefill": {"count": 2, "env": {"HF_TOKEN": SECRET, "ODD": ODD}}, "decode": {}}
 UNIT: Final = "kvdeploy-engine@{}.service"
 ROUTER: Final = "kvdeploy-router.service"
+TOLD_S: Final = 150
+"""A minute of silence, and what it takes to begin; an engine may take ten to start."""
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +252,16 @@ def test_after_stop_nothing_runs_now_or_at_the_next_boot(fleet: Fleet) -> None:
     stubborn.kill()
     stubborn.boot()
     assert state(stubborn, UNIT.format("decode-0")) == "inactive"
+
+
+def test_a_host_that_dies_while_its_engine_starts_is_not_waited_for(fleet: Fleet) -> None:
+    dying = fleet.lab["decode-0"]
+    slow = fleet.but(env_of={"decode-0": {"STANDIN_START_S": "500"}})
+    began = time.monotonic()
+    switch = threading.Timer(15, dying.kill)
+    switch.start()
+    with pytest.raises(UnreachableError, match="decode-0"):
+        slow.run("fleet.yml", "gpu")
+    assert time.monotonic() - began < TOLD_S
+    switch.join()
+    dying.boot()

@@ -14,7 +14,8 @@ from kvdeploy.adapters.aws.session import Aws, environment
 from kvdeploy.adapters.store import Store
 from kvdeploy.adapters.terraform.client import Terraform
 from kvdeploy.adapters.terraform.workdir import WorkDir
-from kvdeploy.cli.aws.crew import connection_of, public_key_of
+from kvdeploy.cli.aws.crew import connection_of, public_key_of, refuse_lost_key
+from kvdeploy.errors import CheckError
 from kvdeploy.model.inventory import Connection, Host
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.proc import Command, Outcome
@@ -43,26 +44,50 @@ class Keygen:
         return Outcome(command=command, code=0, stdout="", stderr="", seconds=0)
 
 
+class NoPairs(Aws):
+    """An account with some key pairs; no AWS is asked."""
+
+    def __init__(self, **pairs: str) -> None:
+        super().__init__("us-west-2")
+        self._pairs = pairs
+
+    def all(self, operation: str, key: str, **parameters: Any) -> list[dict[str, Any]]:
+        assert (operation, key) == ("ec2:DescribeKeyPairs", "KeyPairs")
+        (name,) = parameters["KeyNames"]
+        return [{"PublicKey": self._pairs[name]}] if name in self._pairs else []
+
+
 # --- keys ------------------------------------------------------------------------------------
 def test_a_cluster_without_a_named_key_has_one_of_its_own(tmp_path: Path) -> None:
     store, keygen = Store(tmp_path, "demo"), Keygen()
-    made = public_key_of(cluster(), store, keygen, make_in=store.dir)
+    made = public_key_of(cluster(), store, keygen, aws=NoPairs(), make_in=store.dir)
     assert made == "ssh-ed25519 AAAA kvdeploy-demo"
     assert connection_of(cluster(), store).private_key == str(store.dir / "id")
-    assert public_key_of(cluster(), store, keygen, make_in=tmp_path / "else") == made
+    assert public_key_of(cluster(), store, keygen, aws=NoPairs(), make_in=tmp_path / "else") == made
     assert len(keygen.commands) == 1
+
+
+def test_a_cluster_of_another_checkout_keeps_its_key_and_is_not_worked_on(tmp_path: Path) -> None:
+    store, aws = Store(tmp_path, "demo"), NoPairs(**{"kvdeploy-demo": "ssh-ed25519 BBBB theirs\n"})
+    found = public_key_of(cluster(), store, Keygen(), aws=aws, make_in=store.dir)
+    assert found == "ssh-ed25519 BBBB theirs"
+    with pytest.raises(CheckError, match="the key to the nodes of 'demo' is not here"):
+        refuse_lost_key(cluster(), store)
+    refuse_lost_key(cluster(access={"key_name": "mine"}), store)
+    public_key_of(cluster(), store, Keygen(), aws=NoPairs(), make_in=store.dir)
+    refuse_lost_key(cluster(), store)
 
 
 def test_looking_makes_no_key_of_the_clusters_own(tmp_path: Path) -> None:
     store = Store(tmp_path, "demo")
-    public_key_of(cluster(), store, Keygen(), make_in=tmp_path / "scratch")
+    public_key_of(cluster(), store, Keygen(), aws=NoPairs(), make_in=tmp_path / "scratch")
     assert not store.dir.exists()
 
 
 def test_a_key_pair_of_ec2_is_taken_as_it_is(tmp_path: Path) -> None:
     spec = cluster(access={"key_name": "mine"})
     store = Store(tmp_path, "demo")
-    assert public_key_of(spec, store, Keygen(), make_in=store.dir) is None
+    assert public_key_of(spec, store, Keygen(), aws=NoPairs(), make_in=store.dir) is None
     assert connection_of(spec, store).private_key is None
 
 

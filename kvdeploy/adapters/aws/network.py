@@ -91,6 +91,13 @@ def key_pair_exists(aws: Aws, name: str) -> bool:
     return bool(found(aws, "ec2:DescribeKeyPairs", "KeyPairs", KeyNames=[name]))
 
 
+def public_key_of(aws: Aws, name: str) -> str | None:
+    """The public key of a key pair; None when there is no such pair. Raises AwsError."""
+    wanted = {"KeyNames": [name], "IncludePublicKey": True}
+    pairs = found(aws, "ec2:DescribeKeyPairs", "KeyPairs", **wanted)
+    return next((str(pair.get("PublicKey", "")).strip() or None for pair in pairs), None)
+
+
 def _names(rules: list[dict[str, Any]], group_id: str) -> bool:
     """Whether a rule lets all traffic pass between members of the group."""
     return any(

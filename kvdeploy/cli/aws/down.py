@@ -57,7 +57,7 @@ def down(
                 work=store.terraform,
                 log=run.path / "terraform.log",
                 generations=record.generations,
-                public_key=public_key_of(spec, store, runner, make_in=store.dir),
+                public_key=public_key_of(spec, store, runner, aws=aws, make_in=store.dir),
             )
             site = replace(site, variables={**site.variables, "nodes": {}})
             with app.ui.step("destroy what Terraform knows") as step:

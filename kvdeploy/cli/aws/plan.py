@@ -57,7 +57,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
             log=Path(scratch) / "terraform.log",
             generations=generations_of(aws, known, record.generations),
             reservation_id=seen.reservation_id,
-            public_key=public_key_of(spec, store, runner, make_in=Path(scratch)),
+            public_key=public_key_of(spec, store, runner, aws=aws, make_in=Path(scratch)),
         )
         try:
             planned, orphans = preview(site, step)

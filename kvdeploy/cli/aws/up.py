@@ -12,7 +12,7 @@ import click
 from kvdeploy import pipeline
 from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.cli.aws.costs import cost_line, price
-from kvdeploy.cli.aws.crew import crew_of, public_key_of
+from kvdeploy.cli.aws.crew import crew_of, public_key_of, refuse_lost_key
 from kvdeploy.cli.aws.site import (
     EndingMachines,
     identity_if_readable,
@@ -87,6 +87,9 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         record = record.model_copy(update={"identity": identity, "generations": generations})
         wanted = _replacing(record, seen.nodes, wishes.replace)
         store.write(record)  # before anything is made: what carries this id is ours
+        public_key = public_key_of(spec, store, runner, aws=aws, make_in=store.dir)
+        if wishes.until != "provision":
+            refuse_lost_key(spec, store)
         app.ui.say(cost_line(price(spec, seen.nodes, seen.facts)))
         site = site_of(
             spec,
@@ -98,7 +101,7 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
             log=run.path / "terraform.log",
             generations=wanted.generations,
             reservation_id=seen.reservation_id,
-            public_key=public_key_of(spec, store, runner, make_in=store.dir),
+            public_key=public_key,
         )
         consent = EndingMachines(app.ui, yes=wishes.yes, then=lambda: store.write(wanted))
         provision = ProvisionStage(site, consent=consent, break_lock=wishes.break_lock)
