@@ -255,6 +255,7 @@ def test_after_stop_nothing_runs_now_or_at_the_next_boot(fleet: Fleet) -> None:
 
 
 def test_a_host_that_dies_while_its_engine_starts_is_not_waited_for(fleet: Fleet) -> None:
+    """Last: it leaves the host off."""
     dying = fleet.lab["decode-0"]
     slow = fleet.but(env_of={"decode-0": {"STANDIN_START_S": "500"}})
     began = time.monotonic()
@@ -264,4 +265,3 @@ def test_a_host_that_dies_while_its_engine_starts_is_not_waited_for(fleet: Fleet
         slow.run("fleet.yml", "gpu")
     assert time.monotonic() - began < TOLD_S
     switch.join()
-    dying.boot()
