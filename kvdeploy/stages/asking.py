@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.routing import Engine
     from kvdeploy.planning.questions import Question
+    from kvdeploy.stages.base import Step
 
 ASK_TIMEOUT_S: Final = 120.0
+PAIRS_TIMEOUT_S: Final = 120.0
+"""For the router to warm every pair once the engines are healthy: a handshake takes 0.1-10 s."""
 QUIET_S: Final = 15.0
 SETTLE_S: Final = 15.0
 """Prefill counts a WRITE at its next step, which may be after the client has its answer."""
@@ -164,6 +167,29 @@ class Asker:
 def pairs_ready(fleet: FleetOutputs) -> bool:
     """Whether the router says that every pair is warm."""
     return ask_ready(fleet).status == 200
+
+
+def wait_pairs(fleet: FleetOutputs, step: Step) -> str:
+    """Until the router has pushed once over every pair; what is missing when it does not."""
+    seen = http.Answer(status=0)
+
+    def look() -> bool | None:
+        nonlocal seen
+        seen = ask_ready(fleet)
+        step.update(f"warming pairs: {_describe_pairs(seen)}")
+        return True if seen.status == 200 else None
+
+    if wait_for(look, timeout_s=PAIRS_TIMEOUT_S, interval_s=0.2) is None:
+        within = f"within {PAIRS_TIMEOUT_S:.0f} s"
+        return f"the router could not push over every pair {within}: {_describe_pairs(seen)}"
+    return ""
+
+
+def _describe_pairs(answer: http.Answer) -> str:
+    pairs = answer.body.get("pairs") if isinstance(answer.body, dict) else None
+    if not isinstance(pairs, dict):
+        return answer.message or "no answer from the router yet"
+    return ", ".join(f"{pair} {state}" for pair, state in sorted(pairs.items()))
 
 
 def ask_ready(fleet: FleetOutputs) -> http.Answer:

@@ -19,7 +19,7 @@ from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.planning import launch
 from kvdeploy.polling import wait_for
 from kvdeploy.router import reading
-from kvdeploy.stages.asking import ask_ready, pairs_ready
+from kvdeploy.stages.asking import pairs_ready, wait_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from kvdeploy.stages.base import Results, Step
 
 RELOAD_TIMEOUT_S: Final = 10.0
-PAIRS_TIMEOUT_S: Final = 120.0
-"""For the router to warm every pair once the engines are healthy: a handshake takes 0.1-10 s."""
-
-
 LOG_PREFIX: Final = re.compile(r"^(\(.*?\) )?([A-Z]+ )?[\d-]+ [\d:.]+ (\[.*?\] )?")
 """What vLLM puts before each line: process, level, time, place in the source."""
 
@@ -230,21 +226,9 @@ class LocalFleetStage:
             raise FleetError(msg, hint="'kvdeploy down', then 'kvdeploy up' starts anew.", log=log)
 
     def _wait_pairs(self, fleet: FleetOutputs, step: Step) -> None:
-        """The router has pushed once over every pair."""
-        seen = http.Answer(status=0)
-
-        def look() -> bool | None:
-            nonlocal seen
-            seen = ask_ready(fleet)
-            step.update(f"warming pairs: {pairs_text(seen)}")
-            return True if seen.status == 200 else None
-
-        if wait_for(look, timeout_s=PAIRS_TIMEOUT_S, interval_s=0.2) is None:
+        if missing := wait_pairs(fleet, step):
             log = self._processes.log(launch.ROUTER)
-            msg = (
-                f"the router could not push over every pair within {PAIRS_TIMEOUT_S:.0f} s: "
-                f"{pairs_text(seen)}\nlast lines of {log}:\n{tail(log)}"
-            )
+            msg = f"{missing}\nlast lines of {log}:\n{tail(log)}"
             raise FleetError(msg, hint="'kvdeploy logs NAME' shows the engines' side.", log=log)
 
     def _sick(self, name: str, seen: Observed) -> FleetError:
@@ -262,13 +246,6 @@ class LocalFleetStage:
     def _generations(self, fleet: FleetOutputs) -> dict[str, str]:
         seen = {s.name: self._processes.observe(s.name).state for s in fleet.engines}
         return {name: state.generation for name, state in seen.items() if state}
-
-
-def pairs_text(answer: http.Answer) -> str:
-    pairs = answer.body.get("pairs") if isinstance(answer.body, dict) else None
-    if not isinstance(pairs, dict):
-        return answer.message or "no answer from the router yet"
-    return ", ".join(f"{pair} {state}" for pair, state in sorted(pairs.items()))
 
 
 def tail(path: Path, lines: int = 12) -> str:

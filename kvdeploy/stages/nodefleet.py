@@ -6,16 +6,13 @@ import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kvdeploy.adapters import http
 from kvdeploy.adapters.ansible.client import Play
 from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.recipe import tree_digest
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
-from kvdeploy.polling import wait_for
-from kvdeploy.stages.asking import ask_ready, pairs_ready
-from kvdeploy.stages.fleet import PAIRS_TIMEOUT_S, pairs_text
+from kvdeploy.stages.asking import pairs_ready, wait_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,7 +75,8 @@ class NodeFleetStage:
         keys = self._crew.api_key_file
         fleet = planned.plan.outputs({}, api_key_file=str(keys) if keys else None)
         with self.reach(fleet) as here:
-            self._wait_pairs(here, step)
+            if missing := wait_pairs(here, step):
+                raise FleetError(missing, hint="'kvdeploy logs NAME' shows each side.")
         found = self._generations(planned)
         return fleet.model_copy(update={"generations": found}).model_dump(mode="json")
 
@@ -95,23 +93,6 @@ class NodeFleetStage:
             facts,
             ModelOutputs.model_validate(results["model"]),
         )
-
-    def _wait_pairs(self, fleet: FleetOutputs, step: Step) -> None:
-        """The router has pushed once over every pair."""
-        seen = http.Answer(status=0)
-
-        def look() -> bool | None:
-            nonlocal seen
-            seen = ask_ready(fleet)
-            step.update(f"warming pairs: {pairs_text(seen)}")
-            return True if seen.status == 200 else None
-
-        if wait_for(look, timeout_s=PAIRS_TIMEOUT_S, interval_s=0.5) is None:
-            msg = (
-                f"the router could not push over every pair within {PAIRS_TIMEOUT_S:.0f} s: "
-                f"{pairs_text(seen)}"
-            )
-            raise FleetError(msg, hint="'kvdeploy logs NAME' shows each side.")
 
     def _generations(self, planned: Blueprint) -> dict[str, str]:
         """Of every engine that runs, as its node says.

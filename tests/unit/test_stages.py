@@ -673,7 +673,7 @@ def test_an_interrupt_stops_what_was_started(stand: Stand, monkeypatch: pytest.M
 def test_pairs_that_never_warm_end_with_their_states_and_the_routers_log(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdeploy.stages.fleet.PAIRS_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("kvdeploy.stages.asking.PAIRS_TIMEOUT_S", 0.0)
     stand.router.status = 503
     stand.router.document = {"pairs": {"prefill-0/decode-0": "handshake failed"}}
     stand.processes.logs["router"] = "warm-up: 500\n"
