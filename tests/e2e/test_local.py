@@ -345,8 +345,9 @@ def test_smoke_is_red_when_decode_does_without_prefill(cluster: Cluster) -> None
     record = cluster.root / ".kvdeploy" / "e2e" / "record.json"
     good = record.read_text()
     changed = json.loads(good)
-    with plain_proxy(cluster.engine_url("decode-0"), {"prefill-0/decode-0": "ready"}) as url:
-        changed["stages"]["fleet"]["result"]["url"] = url
+    fleet = changed["stages"]["fleet"]["result"]
+    with plain_proxy(cluster.engine_url("decode-0"), router=fleet["url"]) as url:
+        fleet["url"] = url
         record.write_text(json.dumps(changed))
         try:
             ran = cluster.run("smoke", "--json", timeout_s=300)
@@ -360,17 +361,19 @@ def test_smoke_is_red_when_decode_does_without_prefill(cluster: Cluster) -> None
 
 
 @contextmanager
-def plain_proxy(target: str, pairs: dict[str, str]) -> Iterator[str]:
-    """Stands where the router stands and hands everything to one engine."""
+def plain_proxy(target: str, *, router: str) -> Iterator[str]:
+    """Says what the router says of itself and its pairs, and hands every request to one engine."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._send(200, "application/json", json.dumps({"pairs": pairs}).encode())
+            self._pass(urllib.request.Request(router + self.path))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             headers = {"Content-Type": "application/json"}
-            request = urllib.request.Request(target + self.path, body, headers)
+            self._pass(urllib.request.Request(target + self.path, body, headers))
+
+        def _pass(self, request: urllib.request.Request) -> None:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 self._send(answer.status, answer.headers["Content-Type"], answer.read())
 
