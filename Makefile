@@ -8,7 +8,8 @@ KV     := $(BIN)/kvdeploy
 # Ansible's programs look for each other on PATH, and keep their files out of the home folder.
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
-.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal bench bench-aws bench-faults bench-nodes bench-rehearsal bench-router clean
+.PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal \
+  bench bench-aws bench-faults bench-nodes bench-rehearsal bench-router clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
