@@ -50,26 +50,26 @@ def said(world: World, *argv: str, code: int = 0, timeout_s: float = 120) -> Any
 
 def followed(world: World) -> None:
     """`logs -f` of all processes says something of each, and leaves nothing behind after Ctrl-C."""
-    run = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "kvdeploy", "logs", "-f", "-n", "3"],
         cwd=world.root,
         env=world.environment,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert run.stdout is not None
-    too_long = threading.Timer(60, run.kill)
-    too_long.start()
-    waiting = {"prefill-0", "decode-0", "router"}
-    for line in run.stdout:
-        waiting.discard(line.partition(" | ")[0])
-        if not waiting:
-            break
-    too_long.cancel()
-    assert waiting == set()
-    children = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(signal.SIGINT)
-    assert run.wait(30) == 130
+    ) as run:
+        assert run.stdout is not None
+        too_long = threading.Timer(60, run.kill)
+        too_long.start()
+        waiting = {"prefill-0", "decode-0", "router"}
+        for line in run.stdout:
+            waiting.discard(line.partition(" | ")[0])
+            if not waiting:
+                break
+        too_long.cancel()
+        assert waiting == set()
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130
     assert [c.name() for c in children] == ["ssh"] * 3
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
