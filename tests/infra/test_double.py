@@ -324,12 +324,12 @@ def test_expired_credentials_are_said_by_every_service(
 
 
 def test_latency_is_nothing_until_asked_for(aws: Double, ec2: Any) -> None:
-    aws.latency("DescribeVpcs", 0.2)
+    aws.latency("DescribeVpcs", 2.0)
     began = time.monotonic()
     ec2.describe_subnets()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 2.0
     ec2.describe_vpcs()
-    assert time.monotonic() - began > 0.2
+    assert time.monotonic() - began > 2.0
 
 
 def test_who_one_is(aws: Double) -> None:
