@@ -44,6 +44,7 @@ LEASE_S = 10.0
 CLUSTER = f"""
 name: faults
 router:
+  allow_anonymous: true
   port: 8000
   deadlines:
     {{connect_s: 3, prefill_s: 10, first_token_s: 10, inter_token_s: 10, total_s: {TOTAL_S}}}
