@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 USUAL: Final = ("unique", "shared", "repeat", "turns")
 QUICK: Final = ("unique", "shared")
+STDOUT: Final = Path("-")
 QUICK_S: Final = 100.0
 """All runs of a --quick bench together."""
 OVERHEAD_S: Final = 3.5
@@ -111,7 +112,7 @@ def _numbers(
     "json_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write every sample and the environment there.",
+    help="Write every sample and the environment there; - is stdout, instead of the table.",
 )
 @click.option(
     "--html",
@@ -198,29 +199,40 @@ def _measure(
         seconds = max(2.0, QUICK_S / count - OVERHEAD_S)
 
     def write(report: BenchReport) -> None:
-        if json_file is not None:
-            text = report.model_dump_json(indent=1) + "\n"
-            write_text(app.root / json_file, text, mode=0o644)
+        if json_file is not None and json_file != STDOUT:
+            _write(app.root / json_file, report.model_dump_json(indent=1) + "\n")
         if html_file is not None:
-            write_text(app.root / html_file, page.render(report), mode=0o644)
+            _write(app.root / html_file, page.render(report))
 
     with recorded(app, store, "bench") as (run, runner):
         benching = Benching(app, store, up, runner, run, prove=not unproven)
         app.ui.say(f"{count} runs: {', '.join(modes)}; {len(cells)} cells, {rounds} rounds")
         pace = Pace(requests=requests, seconds=seconds)
         report = benching.measure(modes, blocks, pace, seed=seed, rounds=rounds, keep=write)
-    _show(report)
-    app.ui.say(f"every sample: {benching.kept}")
+    if json_file == STDOUT:
+        click.echo(report.model_dump_json(indent=1))
+    else:
+        _show(report)
     groups = find_groups(report)
     judged = [j for threshold in thresholds for j in assertions.judge(threshold, groups)]
     for judgement in judged:
-        click.echo(f"{'holds' if judgement.held else 'MISSED'}: {judgement.message}")
+        if judgement.held:
+            app.ui.say(f"holds: {judgement.message}")
     if report.failed:
         told = "; ".join(f"{mode}: {why}" for mode, why in report.failed.items())
         msg = f"not measured to the end: {told}"
         raise FleetError(msg, hint=f"What was measured is in {benching.kept}.")
     if missed := [j.message for j in judged if not j.held]:
         raise BenchError("\n".join(missed), hint=f"Every sample is in {benching.kept}.")
+
+
+def _write(path: Path, text: str) -> None:
+    """Raises CheckError."""
+    try:
+        write_text(path, text, mode=0o644)
+    except OSError as e:
+        msg = f"{path} cannot be written: {e.strerror}"
+        raise CheckError(msg, hint="The report is among the cluster's runs all the same.") from e
 
 
 def _show(report: BenchReport) -> None:

@@ -141,8 +141,11 @@ class Benching:
                 failed=bench.failed,
             )
             self.kept = self._run.report("bench", report.model_dump(mode="json"))
-            keep(report)
-            self._bring(up.spec)
+            self._app.ui.say(f"{len(bench.runs)} runs, every sample: {self.kept}")
+            try:
+                keep(report)
+            finally:
+                self._bring(up.spec)
         return report
 
     def _measure_block(

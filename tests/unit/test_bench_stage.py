@@ -193,6 +193,7 @@ def test_a_mode_that_fails_half_way_is_given_up_and_what_was_measured_stays(site
     assert [(r.mode, r.round, len(r.good)) for r in bench.runs] == [
         *(("push", 1, 10), ("push-sequential", 1, 4), ("push", 2, 10)),
     ]
+    assert site.count("push-sequential") == 2 + 10, "it was asked again"
 
 
 def test_a_mode_whose_warm_up_fails_is_given_up(site: Site) -> None:

@@ -85,14 +85,14 @@ def told(text: str, number: int, finish: str | None = None) -> bytes:
 
 
 def test_a_token_is_timed_by_the_piece_that_ends_it() -> None:
-    """The second token is cut in two, within its chunk; the third comes with the end."""
+    """The second token lacks its last byte at first; the third comes with the end."""
     cut = frame(told(" b", 8))
     usage = event(choices=[], usage={"completion_tokens": 3})
     pieces = [
         (1.1, HEAD),
         (1.25, frame(told(" a", 7))),
-        (1.5, cut[:20]),
-        (1.75, cut[20:]),
+        (1.5, cut[:-3]),
+        (1.75, cut[-3:]),
         (2.0, frame(told(" c", 9, "length")) + frame(usage) + frame(DONE) + b"0\r\n\r\n"),
     ]
     sample, tokens = read_sample(timed(pieces), 3)

@@ -25,12 +25,14 @@ TITLES: Final = {
     "ttft": "Time to the first token",
     "tpot": "Time a token after the first",
     "itl": "Between one token and the next",
-    "rate": "Requests a second",
-    "bytes": "KV bytes moved",
+    "rate": "Throughput",
+    "bytes": "KV moved",
     "transfer": "Time of a transfer",
     "post": "Time to post a transfer",
     "descriptors": "Descriptors",
 }
+SCALES: Final = {"bytes": (2**-20, "MiB a request")}
+"""Figures that are drawn in another unit than they are kept in."""
 STYLE: Final = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 92rem; padding: 0 1rem; }
@@ -40,6 +42,7 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
+td { white-space: nowrap; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 svg { border: 1px solid #8884; border-radius: 6px; max-width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
@@ -85,13 +88,15 @@ def _cell(cell: Cell, groups: Sequence[Group]) -> str:
         for metric in TIMES
         if metric in TITLES
     )
-    bars = (
-        svg.draw_bars(TITLES[metric], UNITS[metric], dict(_known(groups, metric)))
-        for metric in SUMS
-        if metric in TITLES
-    )
+    bars = (_bars(metric, groups) for metric in SUMS if metric in TITLES)
     plots = "".join((*shares, *bars))
     return f'<h2>{escape(heading)}</h2><div class="plots">{plots}</div>'
+
+
+def _bars(metric: str, groups: Sequence[Group]) -> str:
+    scale, unit = SCALES.get(metric, (1, UNITS[metric]))
+    values = {mode: value * scale for mode, value in _known(groups, metric)}
+    return svg.draw_bars(TITLES[metric], unit, values)
 
 
 def _known(groups: Sequence[Group], metric: str) -> Iterator[tuple[str, float]]:

@@ -43,7 +43,7 @@ def draw_shares(title: str, unit: str, series: Mapping[str, Sequence[float]]) ->
     for i in range(round(top / step) + 1):
         parts.append(_line(x(i * step), TOP, x(i * step), TOP + down))
         parts.append(_text(x(i * step), TOP + down + 16, f"{i * step:g}", "middle"))
-    parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, unit, "end"))
+    parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, f"{unit}; share that took no longer", "end"))
     for name, values in known.items():
         points = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _stairs(values))
         parts.append(
