@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvdeploy.model.routing import Mode
+    from kvdeploy.planning.bench.assertions import Threshold
 
 USUAL: Final = ("unique", "shared", "repeat", "turns")
 QUICK: Final = ("unique", "shared")
@@ -213,17 +214,30 @@ def _measure(
         click.echo(report.model_dump_json(indent=1))
     else:
         _show(report)
+    conclude(app, report, thresholds, benching.kept)
+
+
+def conclude(
+    app: App, report: BenchReport, thresholds: Sequence[Threshold], kept: Path | None
+) -> None:
+    """Judge what was measured.
+
+    Raises:
+        FleetError: a mode did not come to its end.
+        BenchError: a threshold was missed, or could not be judged.
+    """
     groups = find_groups(report)
     judged = [j for threshold in thresholds for j in assertions.judge(threshold, groups)]
     for judgement in judged:
         if judgement.held:
             app.ui.say(f"holds: {judgement.message}")
+    missed = "\n".join(j.message for j in judged if not j.held)
     if report.failed:
         told = "; ".join(f"{mode}: {why}" for mode, why in report.failed.items())
-        msg = f"not measured to the end: {told}"
-        raise FleetError(msg, hint=f"What was measured is in {benching.kept}.")
-    if missed := [j.message for j in judged if not j.held]:
-        raise BenchError("\n".join(missed), hint=f"Every sample is in {benching.kept}.")
+        msg = f"not measured to the end: {told}" + (f"\n{missed}" if missed else "")
+        raise FleetError(msg, hint=f"What was measured is in {kept}.")
+    if missed:
+        raise BenchError(missed, hint=f"Every sample is in {kept}.")
 
 
 def _write(path: Path, text: str) -> None:

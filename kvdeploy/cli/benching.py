@@ -16,6 +16,7 @@ from kvdeploy.model.bench import BenchReport
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.reports import SmokeReport
 from kvdeploy.planning.bench import matrix
+from kvdeploy.planning.sizing import find_vocabulary
 from kvdeploy.stages.bench import Bench, Pace
 from kvdeploy.stages.bench_environment import describe
 from kvdeploy.stages.fleet import LocalFleetStage
@@ -46,6 +47,8 @@ class Up:
     runtime: RuntimeOutputs
     model: ModelOutputs
     fleet: FleetOutputs
+    vocabulary: int
+    """Tokens that the model knows."""
 
 
 def require_fleet(store: Store) -> Up:
@@ -57,11 +60,18 @@ def require_fleet(store: Store) -> Up:
     if record.spec.target != "local":
         msg = f"bench measures fleets on this machine so far, and {store.cluster!r} is on aws"
         raise CheckError(msg, hint="Run it on a machine with GPUs of its own, with target: local.")
+    model = ModelOutputs.model_validate(record.stages["model"].result)
+    try:
+        vocabulary = find_vocabulary(model.config)
+    except ValueError as e:
+        msg = f"{record.spec.model.id}: {e}"
+        raise CheckError(msg) from e
     return Up(
         record=record,
         spec=record.spec,
         runtime=RuntimeOutputs.model_validate(record.stages["runtime"].result),
-        model=ModelOutputs.model_validate(record.stages["model"].result),
+        model=model,
+        vocabulary=vocabulary,
         fleet=FleetOutputs.model_validate(record.stages["fleet"].result),
     )
 
@@ -108,7 +118,7 @@ class Benching:
         has its own fleet again.
         """
         bench = Bench(
-            vocabulary=int(self._up.model.config["vocab_size"]),
+            vocabulary=self._up.vocabulary,
             seed=seed,
             mark=str(time.time_ns()),
             pace=pace,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvdeploy.adapters import specfile
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import App, main
+from kvdeploy.cli.bench import conclude
+from kvdeploy.errors import BenchError, FleetError, KvdeployError
 from kvdeploy.model.bench import BenchReport, Cell, Run, Sample
 from kvdeploy.model.launch import LaunchSpec, Readiness
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.record import Record, StageRecord
 from kvdeploy.model.routing import Engine, RouterConfig
+from kvdeploy.planning.bench.assertions import parse_threshold
 from kvdeploy.ui import Ui
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(root: Path, *argv: str) -> tuple[int, str]:
@@ -138,6 +139,50 @@ def report(ttft_s: float, **environment: Any) -> BenchReport:
     )
 
 
+# --- what a bench ends with ------------------------------------------------------------------
+def concluded(of: BenchReport, *thresholds: str) -> tuple[KvdeployError | None, str]:
+    err = io.StringIO()
+    app = App(ui=Ui(err=err))
+    try:
+        conclude(app, of, [parse_threshold(t) for t in thresholds], Path("kept.json"))
+    except KvdeployError as e:
+        return e, err.getvalue()
+    return None, err.getvalue()
+
+
+def test_thresholds_that_hold_are_told() -> None:
+    assert concluded(report(0.1), "ttft.p50.push <= 100", "errors.push == 0") == (
+        None,
+        "holds: ttft.p50.push <= 100: on unique 512/1 x1: 100 is <= 100\n"
+        "holds: errors.push == 0: on unique 512/1 x1: 0 is == 0\n",
+    )
+
+
+def test_a_missed_threshold_is_an_error_with_both_numbers() -> None:
+    error, said = concluded(report(0.1), "errors.push == 0", "ttft.p50.push <= ttft.p90.push / 2")
+    assert isinstance(error, BenchError)
+    assert (error.exit_code, error.hint) == (11, "Every sample is in kept.json.")
+    assert error.message == (
+        "ttft.p50.push <= ttft.p90.push / 2: on unique 512/1 x1: cannot be judged: ttft.p90.push: "
+        "5 samples, and p90 takes 10"
+    )
+    assert said.startswith("holds: errors.push == 0")
+    (missed, _) = concluded(report(0.1), "ttft.p50.push <= 99 / 2")
+    assert missed is not None
+    assert missed.message.endswith("on unique 512/1 x1: 100 is not <= 49.5")
+
+
+def test_a_mode_that_failed_half_way_is_another_error_and_says_where_the_rest_is() -> None:
+    partial = report(0.1).model_copy(update={"failed": {"pull": "died"}})
+    error, _ = concluded(partial, "ttft.p50.push < 1")
+    assert isinstance(error, FleetError)
+    assert (error.exit_code, error.hint) == (9, "What was measured is in kept.json.")
+    assert error.message == (
+        "not measured to the end: pull: died\nttft.p50.push < 1: on unique 512/1 x1: 100 is not < 1"
+    )
+
+
+# --- comparing -------------------------------------------------------------------------------
 def test_two_reports_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, made in (("a", report(0.1, device="cpu")), ("b", report(0.05, device="cuda"))):
         (tmp_path / name).write_text(made.model_dump_json())

@@ -6,6 +6,7 @@ import json
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from kvdeploy.model.bench import SCENARIOS
 from kvdeploy.planning.bench import svg, table
 from kvdeploy.planning.bench.figures import SUMS, TIMES, UNITS, TooFewError, find_groups
 
@@ -90,7 +91,8 @@ def _cell(cell: Cell, groups: Sequence[Group]) -> str:
     )
     bars = (_bars(metric, groups) for metric in SUMS if metric in TITLES)
     plots = "".join((*shares, *bars))
-    return f'<h2>{escape(heading)}</h2><div class="plots">{plots}</div>'
+    told = SCENARIOS.get(cell.scenario, "")
+    return f'<h2>{escape(heading)}</h2><p>{escape(told)}</p><div class="plots">{plots}</div>'
 
 
 def _bars(metric: str, groups: Sequence[Group]) -> str:
