@@ -169,7 +169,7 @@ def _measure(
 ) -> None:
     store = find(app, file, cluster)
     up = require_fleet(store)
-    connector = up.spec.connector.mode
+    connector, device = up.spec.connector.mode, up.runtime.device
     modes = modes or matrix.default_modes(connector, restart=restart)
     if not restart and (other := matrix.needs_restart(modes, connector)):
         msg = (
@@ -182,12 +182,10 @@ def _measure(
         scenarios=scenarios or (QUICK if quick else USUAL),
         input_tokens=inputs,
         output_tokens=outputs,
-        concurrency=concurrency or ((4,) if quick else ()),
+        concurrency=concurrency or (matrix.CONCURRENCY[device][-1:] if quick else ()),
     )
     try:
-        cells = matrix.build_cells(
-            wishes, max_length=up.spec.model.max_length, device=up.runtime.device
-        )
+        cells = matrix.build_cells(wishes, max_length=up.spec.model.max_length, device=device)
         thresholds = [
             assertions.parse_threshold(text, modes=modes, scenarios=wishes.scenarios)
             for text in expressions

@@ -417,6 +417,10 @@ def test_bench_measures_modes_side_by_side_and_leaves_the_fleet_as_it_was(
         assert {len(s["gaps_s"]) for s in run["samples"]} == {3}
         by_source = run["moved"]["prompt_tokens"]["decode-0"]
         assert by_source["external_kv_transfer" if pushed else "local_compute"] == 6 * 200
+    environment = report["environment"]
+    assert environment["flags"].keys() == {"prefill-0", "decode-0"}
+    assert environment["versions"].keys() >= {"vllm", "nixl"}
+    assert environment["device"] == "cpu"
     assert "nothing about GPUs" in ran.out
     assert "<svg" in (cluster.root / "bench.html").read_text()
     assert cluster.started() == pids
