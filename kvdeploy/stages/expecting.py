@@ -39,7 +39,7 @@ def find_local_basis(spec: ClusterSpec, store: Store, runner: Runner) -> Basis:
         gpu_memory_gib=min(gpus, default=0.0),
         utilization=utilization(spec.fleet.decode),
         weights_bytes=_weigh(folder) if folder else 0,
-        report=find_last_bench(store),
+        report=find_last_bench(store, spec.model.id),
     )
 
 
@@ -61,14 +61,15 @@ def find_aws_basis(
     )
 
 
-def find_last_bench(store: Store) -> BenchReport | None:
-    """The newest report of the cluster that can be read."""
+def find_last_bench(store: Store, model: str) -> BenchReport | None:
+    """The newest report that can be read, of the cluster with this model."""
     for path in sorted(store.runs.glob("*-bench/reports/bench.json"), reverse=True):
         try:
             report = BenchReport.model_validate_json(path.read_bytes())
         except (OSError, ValueError):
             continue
-        if report.schema_version <= SCHEMA and report.runs:
+        measured = report.environment.get("model") or {}
+        if report.schema_version <= SCHEMA and report.runs and measured.get("id") == model:
             return report
     return None
 

@@ -119,7 +119,7 @@ def test_what_is_expected_is_told_with_its_formula(
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_last_bench_of_the_cluster_is_used_and_a_broken_report_is_not(
+def test_the_last_bench_of_the_cluster_and_its_model_is_used_if_it_can_be_read(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Store(tmp_path, "demo").runs
@@ -127,6 +127,7 @@ def test_the_last_bench_of_the_cluster_is_used_and_a_broken_report_is_not(
         ("20261201T000000", bench_report("an hour ago").model_dump_json()),
         ("20261201T010000", bench_report("now").model_dump_json()),
         ("20261201T020000", "{"),
+        ("20261201T030000", bench_report("later", "org/other").model_dump_json()),
     ):
         write_text(runs / f"{stamp}-bench" / "reports" / "bench.json", text)
     assert run(tmp_path) == (0, "")
@@ -142,7 +143,7 @@ def test_the_last_bench_of_the_cluster_is_used_and_a_broken_report_is_not(
     )
 
 
-def bench_report(started_at: str) -> BenchReport:
+def bench_report(started_at: str, model: str = "builtin:tiny") -> BenchReport:
     runs = []
     for clients, ttft_s, gap_s in ((1, 0.06, 0.001), (4, 0.5, 0.012)):
         cell = Cell(scenario="unique", input_tokens=512, output_tokens=11, concurrency=clients)
@@ -158,7 +159,7 @@ def bench_report(started_at: str) -> BenchReport:
         seconds=1,
         modes=("push",),
         runs=tuple(runs),
-        environment={},
+        environment={"model": {"id": model}},
         options={},
     )
 
