@@ -76,7 +76,8 @@ class Run(Stored):
     seconds: float
     """From the first request that counts to the end of the last."""
     samples: tuple[Sample, ...]
-    moved: Moved = Moved()
+    moved: Moved | None = None
+    """None when the engines' counters could not be read after it."""
 
     @property
     def good(self) -> tuple[Sample, ...]:

@@ -109,7 +109,8 @@ def _transfer(spec: ClusterSpec, basis: Basis, total: int) -> Estimate:
             "GPUs' part): at best, with nothing else on the fabric"
         )
         return Estimate(name=name, value=f"{seconds * 1e3:.1f} ms", formula=formula)
-    moved = [r.moved for r in basis.report.runs] if basis.report else []
+    runs = basis.report.runs if basis.report else ()
+    moved = [r.moved for r in runs if r.moved is not None]
     transfer_s, moved_bytes = sum(m.transfer_s for m in moved), sum(m.kv_bytes for m in moved)
     if not (basis.report and transfer_s and moved_bytes):
         what = "'kvdeploy bench' measures what this machine's fabric does"

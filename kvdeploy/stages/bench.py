@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +81,9 @@ class Bench:
             self.runs.append(run)
             if 2 * len(run.good) < len(run.samples) or not run.good:
                 self.fail(wanted.mode, f"{wanted.cell}, round {wanted.round}: {_worst(run)}")
+            elif run.moved is None:
+                why = "an engine did not answer when its counters were to be read"
+                self.fail(wanted.mode, f"{wanted.cell}, round {wanted.round}: {why}")
 
     def fail(self, mode: Mode, why: str) -> None:
         self.failed.setdefault(mode, why)
@@ -113,13 +117,16 @@ class Bench:
             seconds = time.perf_counter() - began
         finally:
             clients.close()
+        moved = None
+        with suppress(FleetError):  # then what clients saw stays all the same
+            moved = _moved(before, _settled(asker, self._still_s))
         return Run(
             mode=wanted.mode,
             cell=wanted.cell,
             round=wanted.round,
             seconds=seconds,
             samples=tuple(samples),
-            moved=_moved(before, _settled(asker, self._still_s)),
+            moved=moved,
         )
 
 

@@ -220,9 +220,29 @@ def test_what_a_group_tells_is_of_whole_answers_alone() -> None:
 
 
 def test_nothing_answered_is_no_figure() -> None:
-    run = Run(mode="push", cell=cell(), round=1, seconds=1.0, samples=(Sample(error="x"),))
+    run = Run(
+        mode="push",
+        cell=cell(),
+        round=1,
+        seconds=1.0,
+        samples=(Sample(error="x"),),
+        moved=Moved(),
+    )
     group = Group(mode="push", cell=cell(), runs=(run,))
     assert group.find("rate") == 0.0
     for metric in ("bytes", "transfer"):
         with pytest.raises(TooFewError, match="nothing was answered or moved"):
+            group.find(metric)
+
+
+def test_what_moved_is_not_given_when_it_was_not_read_after_every_run() -> None:
+    good = Sample(ttft_s=0.1, total_s=0.4, gaps_s=(0.1, 0.2), output_tokens=3)
+    runs = tuple(
+        Run(mode="push", cell=cell(), round=n, seconds=2.0, samples=(good,), moved=moved)
+        for n, moved in ((1, Moved(kv_bytes=8, transfers=1)), (2, None))
+    )
+    group = Group(mode="push", cell=cell(), runs=runs)
+    assert group.find("rate") == 0.5
+    for metric in ("bytes", "post"):
+        with pytest.raises(TooFewError, match="counters could not be read"):
             group.find(metric)

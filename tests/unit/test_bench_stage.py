@@ -37,6 +37,8 @@ class Site(ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.sick: dict[str, int] = {}
         """Modes that fail after so many requests."""
+        self.dies_after = 10**9
+        """Requests of `aggregated` after which the engines tell no counters."""
         self.lock = threading.Lock()
 
     @property
@@ -76,6 +78,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Site  # type: ignore[mutable-override]  # it is ours alone
 
     def do_GET(self) -> None:
+        if self.server.count("aggregated") >= self.server.dies_after:
+            self._send(500, "text/plain", b"")
+            return
         pushed = sum(self.server.count(m) for m in ("push", "push-sequential"))
         lines = (
             f"vllm:nixl_bytes_transferred_sum {BYTES * pushed}",
@@ -153,10 +158,11 @@ def test_every_run_asks_its_mode_and_counts_what_moved_after_its_warm_up(site: S
         *(("push", 1), ("aggregated", 1), ("push", 2), ("aggregated", 2)),
     ]
     assert {len(r.good) for r in bench.runs} == {10}
-    moved = [(r.moved.kv_bytes, r.moved.transfers) for r in bench.runs]
+    seen = [r.moved for r in bench.runs if r.moved]
+    moved = [(m.kv_bytes, m.transfers) for m in seen]
     # Both engines are this one site, so what it pushed is counted twice.
     assert moved == [(2 * 10 * BYTES, 20), (0, 0), (2 * 10 * BYTES, 20), (0, 0)]
-    assert [round(r.moved.post_s, 2) for r in bench.runs] == [0.2, 0.0, 0.2, 0.0]
+    assert [round(m.post_s, 2) for m in seen] == [0.2, 0.0, 0.2, 0.0]
     assert (site.count("push"), site.count("aggregated")) == (24, 24)
     assert told.details[0] == "run 1 of 4: push, unique 100/3 x2"
     assert told.details[3].startswith("run 4 of 4, about ")
@@ -201,6 +207,18 @@ def test_a_mode_whose_warm_up_fails_is_given_up(site: Site) -> None:
     bench, _ = measure(site, planned("aggregated", "push"))
     assert bench.failed == {"aggregated": "a warm-up request was not answered: status 503"}
     assert [r.mode for r in bench.runs] == ["push", "push"]
+
+
+def test_what_clients_saw_is_kept_when_an_engine_has_gone_since(site: Site) -> None:
+    site.dies_after = 12
+    bench, _ = measure(site, planned("aggregated"))
+    assert bench.failed == {
+        "aggregated": "unique 100/3 x2, round 1: an engine did not answer when its counters were "
+        "to be read"
+    }
+    (run,) = bench.runs
+    assert len(run.good) == 10
+    assert run.moved is None
 
 
 def test_a_run_ends_when_its_time_is_over(site: Site) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvdeploy.model.bench import BenchReport, Cell, Run, Sample
+    from kvdeploy.model.bench import BenchReport, Cell, Moved, Run, Sample
     from kvdeploy.model.routing import Mode
 
 TIMES: Final[dict[str, Callable[[Sample], Iterable[float | None]]]] = {
@@ -28,10 +28,10 @@ SUMS: Final[dict[str, Callable[[Sequence[Run]], float]]] = {
         sum(s.output_tokens for r in runs for s in r.good) / sum(r.seconds for r in runs)
     ),
     "errors": lambda runs: float(sum(bool(s.error) for r in runs for s in r.samples)),
-    "bytes": lambda runs: sum(r.moved.kv_bytes for r in runs) / _count(runs),
-    "descriptors": lambda runs: sum(r.moved.descriptors for r in runs) / _count(runs),
-    "transfer": lambda runs: _each(runs, lambda r: r.moved.transfer_s),
-    "post": lambda runs: _each(runs, lambda r: r.moved.post_s),
+    "bytes": lambda runs: sum(m.kv_bytes for m in _moved(runs)) / _count(runs),
+    "descriptors": lambda runs: sum(m.descriptors for m in _moved(runs)) / _count(runs),
+    "transfer": lambda runs: _each(runs, lambda m: m.transfer_s),
+    "post": lambda runs: _each(runs, lambda m: m.post_s),
 }
 """Of a mode: requests and tokens a second, errors in all, and what a request (or, for the two
 times, a transfer) took of the fabric."""
@@ -109,5 +109,14 @@ def _count(runs: Sequence[Run]) -> int:
     return sum(len(r.good) for r in runs)
 
 
-def _each(runs: Sequence[Run], take: Callable[[Run], float]) -> float:
-    return sum(map(take, runs)) * 1e3 / sum(r.moved.transfers for r in runs)
+def _moved(runs: Sequence[Run]) -> list[Moved]:
+    moved = [r.moved for r in runs if r.moved is not None]
+    if len(moved) < len(runs):
+        msg = "engines' counters could not be read after one of its runs"
+        raise TooFewError(msg)
+    return moved
+
+
+def _each(runs: Sequence[Run], take: Callable[[Moved], float]) -> float:
+    moved = _moved(runs)
+    return sum(map(take, moved)) * 1e3 / sum(m.transfers for m in moved)
