@@ -6,8 +6,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.load import Answer, Connection, build_request
 from benchmarks.stand import Arm, Site, build_job
+from kvdeploy.adapters.load import Answer, Connection, build_request
 from kvdeploy.router import legs
 
 if TYPE_CHECKING:

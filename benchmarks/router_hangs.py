@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
 from benchmarks.scripted_engine import text_of
 from benchmarks.stand import Cores, Processes, build_job, start_engine, start_scripted, starters
+from kvdeploy.adapters.load import Answer, Connection, build_request, find_fault, run_clients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

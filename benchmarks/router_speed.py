@@ -30,7 +30,6 @@ import uvloop
 
 from benchmarks import choice_cost
 from benchmarks.direct import Client, learn_coordinates
-from benchmarks.load import Answer, Connection, build_request, find_fault, run_clients
 from benchmarks.scripted_engine import MODEL, text_of
 from benchmarks.stand import (
     Arm,
@@ -42,6 +41,7 @@ from benchmarks.stand import (
     starters,
     wait_engines,
 )
+from kvdeploy.adapters.load import Answer, Connection, build_request, find_fault, run_clients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -86,7 +86,7 @@ def _ask(
     try:
         if parts.scheme == "https":
             connection = http.client.HTTPSConnection(
-                parts.hostname or "", parts.port, timeout=timeout_s, context=_trusting(trust)
+                parts.hostname or "", parts.port, timeout=timeout_s, context=trusting(trust)
             )
         body = None if document is None else json.dumps(document).encode()
         connection.request(
@@ -114,7 +114,7 @@ def _ask(
         connection.close()
 
 
-def _trusting(certificate: str | None) -> ssl.SSLContext:
+def trusting(certificate: str | None) -> ssl.SSLContext:
     """By this certificate alone, whatever name it is for: loopback has none of its own.
 
     Raises OSError.

@@ -31,6 +31,12 @@ Source: vllm/v1/metrics/loggers.py and
 vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py, read in 0.32.
 """
 
+TIMES: Final = {
+    "vllm:nixl_xfer_time_seconds_sum": "transfer_s",
+    "vllm:nixl_post_time_seconds_sum": "post_s",
+}
+"""The same, in seconds."""
+
 BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
 BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
 USAGE: Final = "vllm:kv_cache_usage_perc"
@@ -74,12 +80,15 @@ def parse_counters(text: str) -> EngineCounters:
     Several ranks (the label `engine`) are added up, but of the cache usages the highest counts.
     """
     sums: dict[str, int] = {}
+    times: dict[str, float] = {}
     sources: dict[str, int] = {}
     deferred: list[int] = []
     usages: list[float] = []
     for sample in _samples(text):
         if field := COUNTERS.get(sample.name):
             sums[field] = sums.get(field, 0) + int(sample.value)
+        elif field := TIMES.get(sample.name):
+            times[field] = times.get(field, 0.0) + sample.value
         elif sample.name == BY_SOURCE:
             source = sample.labels.get("source", "")
             sources[source] = sources.get(source, 0) + int(sample.value)
@@ -90,10 +99,12 @@ def parse_counters(text: str) -> EngineCounters:
     seen = {"prompt_tokens_by_source": sources, "deferred": deferred, "kv_cache_usage": usages}
     return EngineCounters(
         **sums,
+        transfer_s=times.get("transfer_s", 0.0),
+        post_s=times.get("post_s", 0.0),
         prompt_tokens_by_source=sources,
         deferred=sum(deferred),
         kv_cache_usage=max(usages, default=0.0),
-        present=frozenset(sums) | {name for name, values in seen.items() if values},
+        present=frozenset(sums | times) | {name for name, values in seen.items() if values},
     )
 
 

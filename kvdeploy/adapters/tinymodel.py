@@ -210,6 +210,9 @@ def _safetensors(tensors: Iterable[tuple[str, tuple[int, ...], bytes]]) -> Itera
 
 
 # --- configuration and tokenizer -------------------------------------------------------------
+def tiny_config() -> dict[str, Any]:
+    """config.json of the model, which need not be made for that."""
+    return _documents()["config.json"]
 
 
 def _documents() -> dict[str, dict[str, Any]]:

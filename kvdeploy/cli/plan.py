@@ -13,10 +13,12 @@ from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import COMMANDS, App
 from kvdeploy.cli.check import refuse
 from kvdeploy.cli.common import allow_option, file_option, json_option, load, set_option
-from kvdeploy.cli.tables import show
+from kvdeploy.cli.tables import show, show_estimates
 from kvdeploy.planning.changes import compare
+from kvdeploy.planning.expectation import build_estimates
 from kvdeploy.planning.launch import ROUTER, engine_slots
 from kvdeploy.proc import LocalRunner
+from kvdeploy.stages.expecting import find_local_basis
 from kvdeploy.stages.preflight import find_problems
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def plan(
     running = [name for name in processes.names() if processes.observe(name).pids]
     known = store.read().spec if running else None
     changes = compare(known, spec) if known else ()
+    estimates = build_estimates(spec, find_local_basis(spec, store, LocalRunner()))
     document: dict[str, Any] = {
         "cluster": spec.name,
         "target": spec.target,
@@ -60,6 +63,7 @@ def plan(
         "start": [name for name in wanted if name not in running],
         "stop": [name for name in running if name not in wanted],
         "running": running,
+        "expected": [asdict(e) for e in estimates],
     }
     if as_json:
         click.echo(json.dumps(document, indent=2))
@@ -73,3 +77,4 @@ def plan(
             click.echo(f"{verb}: {', '.join(document[verb])}")
     if not changes and not document["start"] and not document["stop"]:
         click.echo("nothing to do")
+    show_estimates(estimates)

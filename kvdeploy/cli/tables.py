@@ -12,6 +12,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kvdeploy.planning.expectation import Estimate
+
 
 def show(
     columns: Sequence[str],
@@ -28,3 +30,8 @@ def show(
         table.add_row(*(Text(c, style=(colours or {}).get(c, "")) for c in cells))
     # Without a terminal there is no width to fold at: whoever reads it has lines, not a screen.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def show_estimates(estimates: Iterable[Estimate]) -> None:
+    """What a plan expects, each figure with its formula."""
+    show(("expected", "figure", "from"), [(e.name, e.value, e.formula) for e in estimates])

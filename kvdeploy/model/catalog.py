@@ -16,6 +16,8 @@ class InstanceProfile:
     """Memory of one GPU."""
     efa_devices: int
     vcpus: int
+    efa_gbps: int = 0
+    """Bandwidth of all EFA devices together, one way; 0 when AWS tells no number."""
     nvswitch: bool = False
     """Whether its GPUs are joined by NVSwitches, which the fabric manager drives."""
     nvme: bool = True
@@ -31,6 +33,7 @@ INSTANCES: Final = {
             gpu_memory_gib=141,
             efa_devices=16,
             vcpus=192,
+            efa_gbps=3200,
             nvswitch=True,
         ),
         InstanceProfile(
@@ -39,6 +42,7 @@ INSTANCES: Final = {
             gpu_memory_gib=141,
             efa_devices=32,
             vcpus=192,
+            efa_gbps=3200,
             nvswitch=True,
         ),
         InstanceProfile(
@@ -47,6 +51,7 @@ INSTANCES: Final = {
             gpu_memory_gib=80,
             efa_devices=32,
             vcpus=192,
+            efa_gbps=3200,
             nvswitch=True,
         ),
         # Small ones with EFA, for cheap trials of everything but speed.

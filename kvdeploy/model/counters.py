@@ -21,6 +21,10 @@ class EngineCounters:
     pushed_bytes: int = 0
     transfers: int = 0
     descriptors: int = 0
+    transfer_s: float = 0.0
+    """Time of all transfers, one after the other, with the wait for the engine to look at them."""
+    post_s: float = 0.0
+    """Time that handing them to the fabric took."""
     failed_transfers: int = 0
     """Since vLLM 0.32 failed handshakes and notifications are counted here as well."""
     failed_notifications: int = 0
@@ -73,6 +77,8 @@ class EngineCounters:
             pushed_bytes=self.pushed_bytes + sign * other.pushed_bytes,
             transfers=self.transfers + sign * other.transfers,
             descriptors=self.descriptors + sign * other.descriptors,
+            transfer_s=self.transfer_s + sign * other.transfer_s,
+            post_s=self.post_s + sign * other.post_s,
             failed_transfers=self.failed_transfers + sign * other.failed_transfers,
             failed_notifications=self.failed_notifications + sign * other.failed_notifications,
             kv_expired=self.kv_expired + sign * other.kv_expired,

@@ -85,13 +85,13 @@ def model_too_large(case: Judged) -> Iterator[Finding]:
     for path, fleet in fleets(case.spec):
         ranks = fleet.tensor_parallel * pipeline_stages(fleet)
         memory = ranks * profile.gpu_memory_gib
-        usable = memory * _utilization(fleet) - weights / GIB
+        usable = memory * utilization(fleet) - weights / GIB
         gpus = "one GPU has" if ranks == 1 else f"{ranks} GPUs have"
         if usable <= 0:
             yield error(
                 f"{path}.tensor_parallel",
                 f"the weights take {weights / GIB:.0f} GiB, and {gpus} {memory} GiB, of which "
-                f"vLLM uses {memory * _utilization(fleet):.0f}",
+                f"vLLM uses {memory * utilization(fleet):.0f}",
                 "Raise tensor_parallel, or choose a type with more memory.",
             )
             continue
@@ -196,7 +196,8 @@ def _kv_bytes(case: Judged, fleet: FleetSpec) -> int:
     return length * bytes_per_token(geometry, tensor_parallel=fleet.tensor_parallel)
 
 
-def _utilization(fleet: FleetSpec) -> float:
+def utilization(fleet: FleetSpec) -> float:
+    """Part of a GPU's memory that the engines use."""
     named = _argument(fleet, "gpu-memory-utilization")
     return float(named) if isinstance(named, int | float) else UTILIZATION
 

@@ -28,6 +28,9 @@ DTYPE_BYTES: Final = {
 TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where multi-modal models keep the part that has a KV cache."""
 
+LEAST_VOCABULARY: Final = 16
+"""Tokens, below which there are no ordinary ones in the middle."""
+
 RECURRENT_KEYS: Final = (
     "mamba_d_state",
     "mamba_num_heads",
@@ -119,6 +122,15 @@ def pushed_bytes(
     """Bytes of `pushed_blocks`, over all layers and decode's `tensor_parallel` ranks."""
     blocks = pushed_blocks(prompt_tokens, block_size, cached_tokens)
     return blocks * bytes_per_block(geometry, block_size, tensor_parallel=tensor_parallel)
+
+
+def find_vocabulary(config: Mapping[str, Any]) -> int:
+    """How many tokens the model knows. Raises ValueError when config.json does not say."""
+    known = _text_config(config).get("vocab_size")
+    if isinstance(known, int) and known >= LEAST_VOCABULARY:
+        return known
+    msg = f"config.json says 'vocab_size' is {known!r}, so no prompts can be made of its tokens"
+    raise ValueError(msg)
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -43,6 +43,11 @@ class Asker:
         self._tokenized: dict[tuple[str, str], http.Answer] = {}
 
     @property
+    def headers(self) -> dict[str, str]:
+        """What every request to the router has to carry."""
+        return dict(self._key)
+
+    @property
     def pairs(self) -> tuple[tuple[Engine, Engine], ...]:
         return tuple((p, d) for p in self.prefills for d in self.decodes)
 

@@ -43,7 +43,7 @@ class ModelStage:
     def holds(self, result: Mapping[str, Any]) -> bool:
         known = ModelOutputs.model_validate(result)
         try:
-            return _read_config(Path(known.path)) == known.config
+            return read_config(Path(known.path)) == known.config
         except CheckError:
             return False
 
@@ -66,7 +66,7 @@ class ModelStage:
         return ModelOutputs(
             path=str(path),
             served_name=model.served_name or default_name(model.id),
-            config=_read_config(path),
+            config=read_config(path),
             dtype=dtype_of(self._spec, results["runtime"]["device"]),
         ).model_dump()
 
@@ -102,7 +102,8 @@ def default_name(model_id: str) -> str:
     return model_id.removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of the model in a folder. Raises CheckError."""
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

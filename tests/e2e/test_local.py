@@ -393,6 +393,65 @@ def plain_proxy(target: str, *, router: str) -> Iterator[str]:
         server.shutdown()
 
 
+def test_bench_measures_modes_side_by_side_and_leaves_the_fleet_as_it_was(
+    cluster: Cluster,
+) -> None:
+    """Every byte is one that the model's shape demands: 200 tokens are 7 blocks of 32."""
+    small = ("--scenario", "unique", "--input", "200", "--output", "4", "--concurrency", "2")
+    pids = cluster.started()
+    ran = cluster.run(
+        *("bench", *small, "--mode", "push,push-sequential,aggregated", "--requests", "6"),
+        *("--json", "bench.json", "--html", "bench.html", "--assert", "errors.push == 0"),
+        *("--assert", "bytes.push-sequential > bytes.aggregated"),
+    )
+    assert ran.code == 0, ran.err
+    report = json.loads((cluster.root / "bench.json").read_text())
+    seen = [(r["mode"], r["round"], len(r["samples"])) for r in report["runs"]]
+    modes = ("push", "push-sequential", "aggregated")
+    assert seen == [(mode, number, 6) for number in (1, 2) for mode in modes]
+    token_bytes = 4 * 2 * 2 * 64 * 4  # layers, K and V, heads, numbers, float32
+    for run in report["runs"]:
+        pushed = run["mode"] != "aggregated"
+        assert run["moved"]["kv_bytes"] == (6 * 7 * 32 * token_bytes if pushed else 0)
+        assert [s["error"] for s in run["samples"]] == [""] * 6
+        assert {len(s["gaps_s"]) for s in run["samples"]} == {3}
+        by_source = run["moved"]["prompt_tokens"]["decode-0"]
+        assert by_source["external_kv_transfer" if pushed else "local_compute"] == 6 * 200
+    environment = report["environment"]
+    assert environment["flags"].keys() == {"prefill-0", "decode-0"}
+    assert environment["versions"].keys() >= {"vllm", "nixl"}
+    assert environment["device"] == "cpu"
+    assert "nothing about GPUs" in ran.out
+    assert "<svg" in (cluster.root / "bench.html").read_text()
+    assert cluster.started() == pids
+    refused = post(
+        f"{cluster.url}/v1/completions",
+        {"model": "tiny", "prompt": "x", "max_tokens": 1},
+        timeout_s=30,
+        headers={"X-Kvdeploy-Mode": "aggregated"},
+    )
+    assert refused.status == 400, "the router still lets requests choose their mode"
+
+    tight = ("--mode", "push", "--rounds", "1", "--requests", "5")
+    ran = cluster.run("bench", *small, *tight, "--assert", "ttft.p50.push < 0.001")
+    assert ran.code == 11
+    assert "is not < 0.001" in ran.err
+
+
+def test_bench_refuses_a_fleet_that_was_not_proven(cluster: Cluster) -> None:
+    record = cluster.root / ".kvdeploy" / "e2e" / "record.json"
+    good = record.read_text()
+    changed = json.loads(good)
+    del changed["stages"]["proof"]
+    record.write_text(json.dumps(changed))
+    try:
+        ran = cluster.run("bench", "--quick")
+    finally:
+        record.write_text(good)
+    assert ran.code == 10
+    assert "was not proven to push since its engines were started" in ran.err
+
+
 def test_a_killed_engine_is_missed_and_up_repairs_it(cluster: Cluster) -> None:
     before = cluster.process("decode-0")
     os.kill(before["pid"], signal.SIGKILL)

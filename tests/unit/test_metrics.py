@@ -33,6 +33,8 @@ def test_a_prefill_that_pushed_shows_bytes_transfers_and_failures() -> None:
     counters = parse_counters(PREFILL)
     assert counters.pushed_bytes == 14_614_528
     assert (counters.transfers, counters.descriptors) == (19, 76)
+    assert (counters.transfer_s, counters.post_s) == (1.058, 0.021)
+    assert ((counters + counters) - counters).post_s == pytest.approx(0.021)
     assert (counters.failed_transfers, counters.failed_notifications) == (0, 0)
     assert (counters.kv_expired, counters.late_notifications) == (1, 0)
     assert (counters.local_tokens, counters.external_tokens) == (4509, 0)

@@ -8,6 +8,7 @@ from kvdeploy.model.geometry import KvGeometry
 from kvdeploy.planning.sizing import (
     bytes_per_block,
     bytes_per_token,
+    find_vocabulary,
     parse_geometry,
     pushed_blocks,
     pushed_bytes,
@@ -186,3 +187,14 @@ def test_a_cache_that_is_not_the_same_in_every_layer_says_so(
 )
 def test_a_window_that_is_switched_off_changes_nothing(change: dict[str, Any]) -> None:
     assert geometry(LLAMA_70B, **change).uniform
+
+
+def test_the_vocabulary_is_that_of_the_language_model() -> None:
+    assert find_vocabulary({"vocab_size": 32000}) == 32000
+    assert find_vocabulary({"text_config": {"vocab_size": 151936}}) == 151936
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": "many"}, {"vocab_size": 3}])
+def test_a_vocabulary_that_is_not_told_is_an_error(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"config.json says 'vocab_size' is .*, so no prompts"):
+        find_vocabulary(config)

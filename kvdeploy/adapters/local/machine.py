@@ -62,6 +62,29 @@ def gpus(runner: Runner) -> tuple[float, ...]:
     return tuple(float(line) / 1024 for line in outcome.stdout.splitlines() if line.strip())
 
 
+def gpu_names(runner: Runner) -> tuple[str, ...]:
+    """Of each NVIDIA GPU, with its driver, by index."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    outcome = runner.run(
+        Command(
+            argv=("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+            timeout_s=30,
+        )
+    )
+    return tuple(outcome.stdout.splitlines()) if outcome.code == 0 else ()
+
+
+def cpu_name() -> str:
+    """As Linux has it; '' elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "")
+
+
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen there now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -15,13 +15,15 @@ from kvdeploy.cli.aws.costs import cost_document, cost_lines, price
 from kvdeploy.cli.aws.crew import public_key_of
 from kvdeploy.cli.aws.site import identity_if_readable, refuse_moves, site_of
 from kvdeploy.cli.check import describe, refuse
-from kvdeploy.cli.tables import show
+from kvdeploy.cli.tables import show, show_estimates
 from kvdeploy.errors import KvdeployError
 from kvdeploy.model.infra import Action
 from kvdeploy.model.reports import Severity
 from kvdeploy.planning.changes import compare
+from kvdeploy.planning.expectation import build_estimates
 from kvdeploy.proc import LocalRunner
-from kvdeploy.stages.aws_preflight import look, new_identity, session_of
+from kvdeploy.stages.aws_preflight import aws_section, look, new_identity, session_of
+from kvdeploy.stages.expecting import find_aws_basis
 from kvdeploy.stages.provision import generations_of, preview
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
             e.log = None  # it goes with the folder
             raise
     changes = planned.changes
+    basis = find_aws_basis(spec, aws_section(spec), seen.facts, seen.nodes)
+    estimates = build_estimates(spec, basis)
     document: dict[str, Any] = {
         "cluster": spec.name,
         "target": spec.target,
@@ -74,6 +78,7 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
         "adopt": [address for address, _ in orphans.imports],
         "remove": [f.model_dump() for f in orphans.remove],
         "cost": cost_document(cost),
+        "expected": [asdict(e) for e in estimates],
     }
     if as_json:
         click.echo(json.dumps(document, indent=2))
@@ -94,3 +99,4 @@ def plan(app: App, loaded: Loaded, store: Store, *, allow: frozenset[str], as_js
     click.echo(f"terraform: {totals or 'nothing to do'}")
     for line in cost_lines(cost):
         click.echo(line)
+    show_estimates(estimates)

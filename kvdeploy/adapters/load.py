@@ -1,21 +1,26 @@
 """Streamed completions under load, timed at the socket.
 
-Owns a client that does as little as it can while the clock runs: answers are kept as bytes and
-looked at when all is over.
+Owns a client that does as little as it can while the clock runs: answers are kept as bytes, with
+the time at which each piece came, and looked at when all is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from kvdeploy.model.bench import Sample
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import ssl
+    from collections.abc import Awaitable, Callable, Iterator
 
 _FIRST = b"data: {"
 _END = b"0\r\n\r\n"
@@ -30,6 +35,9 @@ class Answer:
     done: float = 0.0
     raw: bytes = b""
     error: str = ""
+    times: list[float] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Of each piece of `raw`: when it came, and where it ends."""
 
     @property
     def ttft_s(self) -> float:
@@ -37,11 +45,16 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One request after another over one socket, which is opened again when it was closed."""
+    """One request after another over one socket, which is opened again when it was closed.
 
-    def __init__(self, url: str) -> None:
+    `trust` is for https: what the server's certificate is held to.
+    """
+
+    def __init__(self, url: str, trust: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._trust = trust if parts.scheme == "https" else None
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._end: asyncio.Future[None] | None = None
@@ -52,7 +65,7 @@ class Connection(asyncio.Protocol):
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, self._host, self._port)
+        await loop.create_connection(lambda: self, self._host, self._port, ssl=self._trust)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -65,8 +78,8 @@ class Connection(asyncio.Protocol):
                 await self.open()
             except OSError as e:
                 now = time.perf_counter()
-                return Answer(sent=now, done=now, error=f"no connection: {e.strerror}")
-        assert self._transport is not None
+                return Answer(sent=now, done=now, error=f"no connection: {e.strerror or e}")
+        assert self._transport is not None  # noqa: S101  # it was opened above
         self._parts, self._tail, self._length, self._size = [], b"", None, 0
         self._end = asyncio.get_running_loop().create_future()
         self._answer = answer = Answer(sent=time.perf_counter())
@@ -94,10 +107,13 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer is None:
             return
+        now = time.perf_counter()
         if not answer.first and _FIRST in data:
-            answer.first = time.perf_counter()
+            answer.first = now
         self._parts.append(data)
         self._size += len(data)
+        answer.times.append(now)
+        answer.ends.append(self._size)
         if self._length is None:
             # A header's value may look like the end of a body.
             data = self._read_head()
@@ -118,7 +134,7 @@ class Connection(asyncio.Protocol):
         return rest
 
     def _finish(self) -> None:
-        assert self._answer is not None
+        assert self._answer is not None  # noqa: S101  # callers have looked
         self._answer.done = time.perf_counter()
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
@@ -165,16 +181,59 @@ def find_fault(answer: Answer, tokens: int, text: str | None) -> str:
     return "" if text is None or got == text else "wrong text"
 
 
+def read_sample(answer: Answer, tokens: int) -> tuple[Sample, list[int]]:
+    """What a client saw of a request for so many tokens, and the tokens, where the engine told."""
+    try:
+        fault = find_fault(answer, tokens, None)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as e:
+        fault = f"not an answer: {type(e).__name__}"
+    if fault:
+        return Sample(error=fault), []
+    events = list(_events_at(answer))
+    with_choice = [(at, event["choices"][0]) for at, event in events if event["choices"]]
+    times = [at for at, _ in with_choice]
+    sample = Sample(
+        ttft_s=times[0] - answer.sent,
+        total_s=times[-1] - answer.sent,
+        gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(times)),
+        output_tokens=tokens,
+    )
+    return sample, [token for _, choice in with_choice for token in choice.get("token_ids") or ()]
+
+
+def _events_at(answer: Answer) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Each event of a whole answer, and when its last byte came."""
+    head, _, body = answer.raw.partition(b"\r\n\r\n")
+    at = len(head) + 4
+    chunks = list(_chunks(body)) if b"chunked" in head.lower() else [(0, body)]
+    starts, length = [], 0
+    for _, data in chunks:
+        starts.append(length)
+        length += len(data)
+    whole, end = b"".join(data for _, data in chunks), 0
+    while (end := whole.find(b"\n\n", start := end)) >= 0:
+        end += 2
+        number = bisect_left(starts, end) - 1
+        last = at + chunks[number][0] + end - starts[number]
+        text = whole[start:end].strip().removeprefix(b"data: ")
+        if text.startswith(b"{"):
+            yield answer.times[bisect_left(answer.ends, last)], json.loads(text)
+
+
 def unchunk(body: bytes) -> bytes:
     """Raises ValueError when the body is cut."""
-    parts: list[bytes] = []
+    return b"".join(data for _, data in _chunks(body))
+
+
+def _chunks(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Where each chunk's data begins, and the data. Raises ValueError when the body is cut."""
     at = 0
     while True:
         end = body.index(b"\r\n", at)
         size = int(body[at:end].split(b";")[0], 16)
         if not size:
-            return b"".join(parts)
-        parts.append(body[end + 2 : end + 2 + size])
+            return
+        yield end + 2, body[end + 2 : end + 2 + size]
         at = end + 2 + size + 2
 
 

@@ -1,0 +1,1 @@
+"""What a bench asks, and what is made of its samples. Pure."""

@@ -1,0 +1,117 @@
+"""Two plots as SVG: shares of requests by time, and bars. Pure; colours are the page's own."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+WIDTH: Final = 430
+HEIGHT: Final = 250
+LEFT, RIGHT, TOP, BOTTOM = 44, 14, 30, 40
+MOST_POINTS: Final = 400
+BAR: Final = 26
+NAMES: Final = 118
+STEPS: Final = (1, 2, 2.5, 5, 10)
+
+
+def draw_shares(title: str, unit: str, series: Mapping[str, Sequence[float]]) -> str:
+    """For each name: what share of its values is no larger than so much.
+
+    Values of a series are drawn in full up to the largest of all, so a tail is seen as one.
+    """
+    known = {name: sorted(values) for name, values in series.items() if values}
+    if not known:
+        return _nothing(title)
+    most = max(values[-1] for values in known.values())
+    step = find_step(most)
+    top = step * max(1, -(-most // step))
+    across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x(value: float) -> float:
+        return LEFT + across * value / top
+
+    def y(share: float) -> float:
+        return TOP + down * (1 - share)
+
+    parts = [_title(title)]
+    for share in (0, 0.5, 0.9, 1):
+        parts.append(_line(LEFT, y(share), WIDTH - RIGHT, y(share)))
+        parts.append(_text(LEFT - 6, y(share) + 4, f"{share:.0%}", "end"))
+    for i in range(round(top / step) + 1):
+        parts.append(_line(x(i * step), TOP, x(i * step), TOP + down))
+        parts.append(_text(x(i * step), TOP + down + 16, f"{i * step:g}", "middle"))
+    parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, f"{unit}; share that took no longer", "end"))
+    for name, values in known.items():
+        points = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _stairs(values))
+        parts.append(
+            f'<polyline class="{escape(name)}" points="{points}">'
+            f"<title>{escape(name)}, {len(values)} values</title></polyline>"
+        )
+    return _frame(WIDTH, HEIGHT, parts)
+
+
+def draw_bars(title: str, unit: str, values: Mapping[str, float]) -> str:
+    """One bar a name, with its number."""
+    if not values:
+        return _nothing(title)
+    most = max(values.values()) or 1.0
+    room = WIDTH - NAMES - 84
+    parts = [_title(f"{title}, {unit}" if unit else title)]
+    for i, (name, value) in enumerate(values.items()):
+        top = TOP + i * BAR
+        width = room * value / most
+        parts.append(_text(NAMES - 8, top + 14, name, "end"))
+        parts.append(
+            f'<rect class="{escape(name)}" x="{NAMES}" y="{top}" width="{width:.1f}" height="18"/>'
+        )
+        parts.append(_text(NAMES + width + 6, top + 14, f"{value:.4g}", "start"))
+    return _frame(WIDTH, TOP + len(values) * BAR + 8, parts)
+
+
+def find_step(most: float) -> float:
+    """Between the marks of an axis that reaches `most`: about six of them, at round numbers."""
+    rough = most / 6 or 1.0
+    power = 1.0
+    while power > rough:
+        power /= 10
+    while power * 10 <= rough:
+        power *= 10
+    return power * next(s for s in STEPS if power * s >= rough)
+
+
+def _stairs(values: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """Of sorted values: each, and the share that is reached there. Not every one of very many."""
+    count = len(values)
+    yield values[0], 0.0
+    every = max(1, count // MOST_POINTS)
+    kept = sorted({*range(0, count, every), count - 1})
+    before = 0.0
+    for i in kept:
+        yield values[i], before
+        before = (i + 1) / count
+        yield values[i], before
+
+
+def _frame(width: float, height: float, parts: Sequence[str]) -> str:
+    inside = "".join(parts)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{inside}</svg>'
+
+
+def _nothing(title: str) -> str:
+    return _frame(WIDTH, 60, [_title(title), _text(LEFT, 48, "nothing was measured", "start")])
+
+
+def _title(text: str) -> str:
+    return f'<text class="title" x="4" y="16">{escape(text)}</text>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
