@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdeploy.adapters.ansible.client import Ansible, Play
-from kvdeploy.adapters.package import build_router_package
-from kvdeploy.adapters.tinymodel import ensure_tiny_model
-from kvdeploy.model.outputs import ModelOutputs
 from kvdeploy.model.spec import ClusterSpec
-from kvdeploy.planning.configuration import ControlFiles, Site, build_inventory, model_path
-from kvdeploy.planning.fleetplan import Machine, node_runtime, plan_fleet
+from kvdeploy.planning.configuration import build_inventory
+from kvdeploy.planning.fleetplan import Machine
 from tests.hostlab.lab import HostLab
 from tests.hostlab.vendor import Vendor
-from tests.playbooks.molecule.make import CLUSTER, GPU, LOCKS, PROBE
+from tests.playbooks.molecule.make import CLUSTER, GPU, plan_tiny
 
 if TYPE_CHECKING:
     from kvdeploy.model.inventory import Inventory
@@ -49,20 +46,10 @@ def inventory(lab: HostLab, vendor: Vendor, url: str, folder: Path) -> Inventory
         )
         for host in lab.hosts
     ]
-    package = build_router_package(folder / "package")
-    files = ControlFiles(
-        runtime_lock=vendor.variables(url)["vllm_lock"],
-        runtime_probe=str(PROBE),
-        s3_lock=str(LOCKS / "node.txt"),
-        router_lock=str(LOCKS / "router.txt"),
-        router_package=package,
-    )
-    tiny = str(ensure_tiny_model(folder / "models", seed=1))
-    model = ModelOutputs(path=model_path(spec, tiny), served_name="tiny", config={})
-    plan = plan_fleet(spec, machines, node_runtime("cuda", "", {}), model, package)
-    site = Site(device="cuda", files=files, model_folder=tiny)
+    vendors = vendor.variables(url)
+    plan, site = plan_tiny(spec, machines, vendors, folder)
     made = build_inventory(spec, machines, plan, site, lab.connection())
-    own = vendor.variables(url) | {"vllm_compiler": False, "vllm_disk_gib": 1}
+    own = vendors | {"vllm_compiler": False, "vllm_disk_gib": 1}
     groups = {group: {**variables, **own} for group, variables in made.group_vars.items()}
     return made.model_copy(update={"group_vars": groups})
 

@@ -235,7 +235,9 @@ def main() -> None:
         cores = Cores({every[-1]}, set(every[:-1]))
         os.sched_setaffinity(0, set(every[:-1]))
     with tempfile.TemporaryDirectory() as scratch:
-        processes = Processes(options.keep or Path(scratch))
+        logs = options.keep or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        processes = Processes(logs)
         try:
             found = run(options, processes, cores)
         finally:

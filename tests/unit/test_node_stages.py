@@ -25,6 +25,7 @@ from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
+from tests.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,17 +103,6 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
-
-
-class Line:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def update(self, detail: str) -> None:
-        self.said.append(detail)
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
 
 
 class Memory:

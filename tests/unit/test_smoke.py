@@ -25,6 +25,7 @@ from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.questions import pair_questions, proof_question
 from kvdeploy.stages.proof import ProofStage, raise_unless_proven
 from kvdeploy.stages.smoke import Smoke
+from tests.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -278,17 +279,6 @@ def handler(fleet: ScriptedFleet, name: str) -> type[http.server.BaseHTTPRequest
             pass
 
     return Handler
-
-
-class Line:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def update(self, detail: str) -> None:
-        self.said.append(detail)
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
 
 
 class Stand:

@@ -27,6 +27,7 @@ from kvdeploy.stages.preflight import look_at_tls
 from kvdeploy.stages.runtime import RuntimeStage, named_python
 from tests.certificates import write_certificate
 from tests.conftest import FakeRunner
+from tests.line import Line
 
 if TYPE_CHECKING:
     import ssl
@@ -34,19 +35,6 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.local.processes import Processes
     from kvdeploy.stages.base import Results
-
-
-class Line:
-    """A step that remembers what was said on it."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def update(self, detail: str) -> None:
-        self.said.append(detail)
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
 
 
 def cluster(**top: Any) -> ClusterSpec:

@@ -49,30 +49,23 @@ def disk_free_gib(path: Path) -> float:
 
 def gpus(runner: Runner) -> tuple[float, ...]:
     """Memory in GiB of each NVIDIA GPU, by index; empty where there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    outcome = runner.run(
-        Command(
-            argv=("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"),
-            timeout_s=30,
-        )
-    )
-    if outcome.code != 0:
-        return ()
-    return tuple(float(line) / 1024 for line in outcome.stdout.splitlines() if line.strip())
+    return tuple(float(mib) / 1024 for mib in _ask_gpus(runner, "memory.total"))
 
 
 def gpu_names(runner: Runner) -> tuple[str, ...]:
     """Of each NVIDIA GPU, with its driver, by index."""
+    return _ask_gpus(runner, "name,driver_version")
+
+
+def _ask_gpus(runner: Runner, query: str) -> tuple[str, ...]:
+    """A line a GPU; empty where there is none, or nobody to ask."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    outcome = runner.run(
-        Command(
-            argv=("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
-            timeout_s=30,
-        )
-    )
-    return tuple(outcome.stdout.splitlines()) if outcome.code == 0 else ()
+    argv = ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    outcome = runner.run(Command(argv=argv, timeout_s=30))
+    if outcome.code != 0:
+        return ()
+    return tuple(line for line in outcome.stdout.splitlines() if line.strip())
 
 
 def cpu_name() -> str:

@@ -27,10 +27,11 @@ from tests.hostlab.lab import HostLab
 from tests.playbooks import fleets, installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvdeploy.model.inventory import Inventory
     from kvdeploy.model.launch import Role
+    from kvdeploy.planning.fleetplan import FleetPlan
 
 LOCKS: Final = Path(str(resources.files("kvdeploy.locks")))
 PROBE: Final = Path(str(resources.files("kvdeploy.probes"))) / "runtime.py"
@@ -118,19 +119,8 @@ def plan_inventory(
         for name, role in ROLES.items()
     ]
     spec = ClusterSpec.model_validate(CLUSTER)
-    package = build_router_package(folder / "package")
-    files = ControlFiles(
-        runtime_lock=vendors["vllm_lock"],
-        runtime_probe=str(PROBE),
-        s3_lock=str(LOCKS / "node.txt"),
-        router_lock=str(LOCKS / "router.txt"),
-        router_package=package,
-    )
-    tiny = str(ensure_tiny_model(folder / "models", seed=1))
-    model = ModelOutputs(path=model_path(spec, tiny), served_name="tiny", config={})
-    plan = plan_fleet(spec, machines, node_runtime("cuda", "", {}), model, package)
+    plan, site = plan_tiny(spec, machines, vendors, folder)
     here = [m for m in machines if m.name in addresses]
-    site = Site(device="cuda", files=files, model_folder=tiny)
     connection = Connection(user="", known_hosts="")
     inventory = build_inventory(spec, here, plan, site, connection)
     host = vendors["efa_url"].rpartition("/")[0]
@@ -143,6 +133,24 @@ def plan_inventory(
     }
     groups["all"] |= own
     return inventory.model_copy(update={"group_vars": groups})
+
+
+def plan_tiny(
+    spec: ClusterSpec, machines: Sequence[Machine], vendors: Mapping[str, Any], folder: Path
+) -> tuple[FleetPlan, Site]:
+    """What kvdeploy makes of a cluster of the built-in model, and where its files lie here."""
+    package = build_router_package(folder / "package")
+    files = ControlFiles(
+        runtime_lock=vendors["vllm_lock"],
+        runtime_probe=str(PROBE),
+        s3_lock=str(LOCKS / "node.txt"),
+        router_lock=str(LOCKS / "router.txt"),
+        router_package=package,
+    )
+    tiny = str(ensure_tiny_model(folder / "models", seed=1))
+    model = ModelOutputs(path=model_path(spec, tiny), served_name="tiny", config={})
+    plan = plan_fleet(spec, machines, node_runtime("cuda", "", {}), model, package)
+    return plan, Site(device="cuda", files=files, model_folder=tiny)
 
 
 def make_fleet(folder: Path) -> dict[str, Any]:
