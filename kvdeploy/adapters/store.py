@@ -6,6 +6,7 @@ Writes are atomic: a reader sees the old file or the new one, and a crash leaves
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -146,8 +147,17 @@ class Store:
                 f.truncate(0)
 
     def new_run(self, verb: str) -> RunLog:
+        """A folder that no other run has: the second of a second is `<utc>.2-<verb>`."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        return RunLog(self.runs / f"{stamp}-{verb}")
+        path = self.runs / f"{stamp}-{verb}"
+        for nth in itertools.count(2):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                path = self.runs / f"{stamp}.{nth}-{verb}"
+            else:
+                break
+        return RunLog(path)
 
 
 class RunLog:
@@ -155,7 +165,6 @@ class RunLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.path.mkdir(parents=True, exist_ok=True)
         self.log = path / "run.log"
 
     def line(self, text: str) -> None:

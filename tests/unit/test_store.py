@@ -204,6 +204,12 @@ def test_a_run_has_a_folder_named_after_its_time_and_verb(store: Store) -> None:
     assert (len(stamp), stamp[8], verb) == (15, "T", "smoke")
 
 
+def test_runs_of_the_same_second_have_a_folder_each_and_sort_by_their_order(store: Store) -> None:
+    paths = [store.new_run("image").path for _ in range(5)]
+    assert len(set(paths)) == 5
+    assert sorted(paths) == paths
+
+
 def test_lines_and_reports_of_a_run_are_kept(store: Store) -> None:
     run = store.new_run("smoke")
     run.line("one")
