@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from moto.server import ThreadedMotoServer
 
 from kvdeploy.adapters.ansible.client import Ansible, Play
 from kvdeploy.adapters.tinymodel import ensure_tiny_model
-from kvdeploy.errors import PlaybookError
+from kvdeploy.errors import PlaybookError, UnreachableError
 from kvdeploy.model import catalog, layout
 from kvdeploy.model.inventory import Host as Node
 from kvdeploy.model.inventory import Inventory
@@ -32,7 +33,7 @@ from tests.hostlab.efa import OLDER
 from tests.playbooks import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tests.hostlab.guest import Host
     from tests.playbooks.conftest import Labs, Served
@@ -51,6 +52,8 @@ HUB_NEEDS: Final = (
     "anyio certifi click filelock fsspec h11 httpcore2 httpx2 huggingface_hub idna packaging "
     "pyyaml sniffio tqdm truststore typing_extensions"
 )
+TOLD_S: Final = 60
+"""How soon a host that lost its power is told."""
 AGAIN: Final = "Run this again when the cause is gone: it goes on from here."
 VARIABLES: Final[dict[str, Any]] = {
     "base_user": layout.USER,
@@ -79,6 +82,8 @@ class Outcome:
     changed: dict[str, list[str]] = field(default_factory=dict)
     """Host -> tasks that changed something."""
     log: str = ""
+    gone: str = ""
+    """What was said of hosts that did not answer any more."""
 
 
 class Bench:
@@ -133,6 +138,8 @@ class Bench:
             Ansible(log, self._folder).run(play)
         except PlaybookError:
             assert log.exists()
+        except UnreachableError as e:
+            outcome.gone = e.message
         outcome.log = log.read_text()
         for entry in map(json.loads, outcome.log.splitlines()):
             match entry["event"]:
@@ -290,22 +297,30 @@ def test_a_failed_build_leaves_the_environment_in_use(bench: Bench, broken: Outc
         ]
 
 
+def in_the_middle_of_a_build(host: Host, strike: Callable[[], None]) -> threading.Thread:
+    def wait() -> None:
+        busy = ("pgrep", "-u", layout.USER, "-f", "pip install")
+
+        def one_is_busy() -> bool | None:
+            return host.run(*busy).returncode == 0 or None
+
+        if wait_for(one_is_busy, timeout_s=60, interval_s=0.05):
+            strike()
+
+    watch = threading.Thread(target=wait)
+    watch.start()
+    return watch
+
+
 @pytest.fixture(scope="module")
 def killed(bench: Bench, broken: Outcome, other_lock: Path) -> Outcome:
     """pip and what started it are killed on one host; the other is held to gates too high."""
 
     def kill() -> None:
-        busy = ("pgrep", "-u", layout.USER, "-f", "pip install")
-
-        def one_is_busy() -> bool | None:
-            return bench[P].run(*busy).returncode == 0 or None
-
-        if wait_for(one_is_busy, timeout_s=60, interval_s=0.05):
-            bench[P].must("pkill", "-9", "-u", layout.USER)
+        bench[P].must("pkill", "-9", "-u", layout.USER)
 
     bench[D].fault("no-gpu")
-    watch = threading.Thread(target=kill)
-    watch.start()
+    watch = in_the_middle_of_a_build(bench[P], kill)
     outcome = bench.run(
         {
             P: {"vllm_lock": str(other_lock)},
@@ -541,3 +556,19 @@ def test_a_model_that_an_image_should_have_is_told(various: Outcome) -> None:
         "decode-2 has no whole model at /opt/image/model: it is not there. Put it there, or name a "
         "source to fetch it from."
     )
+
+
+# --- power loss: last, for it leaves the host off ----------------------------------------------
+def test_a_host_that_dies_while_its_environment_is_built_is_not_waited_for(bench: Bench) -> None:
+    struck: list[float] = []
+
+    def power_off() -> None:
+        bench[X].kill()
+        struck.append(time.monotonic())
+
+    watch = in_the_middle_of_a_build(bench[X], power_off)
+    outcome = bench.run({X: {}}, "vllm")
+    told = time.monotonic()
+    watch.join()
+    assert outcome.gone.startswith(f"runtime.yml: {X} ({bench[X].address}) is not reachable: ")
+    assert told - struck[0] < TOLD_S
