@@ -61,7 +61,7 @@ def up(
     again = False
     for stage in stages:
         again = again or stage.name == again_from
-        digest = _digest(stage.inputs(results))
+        digest = digest_of(stage.inputs(results))
         known = record.stages.get(stage.name)
         if again or known is None or known.digest != digest or not stage.holds(known.result):
             with progress.step(stage.title) as step:
@@ -75,5 +75,6 @@ def up(
     return Ran(record=record, done=tuple(done))
 
 
-def _digest(inputs: object) -> str:
+def digest_of(inputs: object) -> str:
+    """By which a stage's inputs are compared with those of last time."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]

@@ -44,6 +44,9 @@ name_option = click.option(
     "--name", "cluster", metavar="NAME", help="Cluster by name. Default: the file's."
 )
 yes_option = click.option("--yes", is_flag=True, help="Do not ask before machines end (aws).")
+replace_option = click.option(
+    "--replace", multiple=True, metavar="NODE", help="aws: make NODE anew. May be repeated."
+)
 break_lock_option = click.option(
     "--break-lock",
     metavar="ID",

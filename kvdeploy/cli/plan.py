@@ -12,7 +12,14 @@ from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import COMMANDS, App
 from kvdeploy.cli.check import refuse
-from kvdeploy.cli.common import allow_option, file_option, json_option, load, set_option
+from kvdeploy.cli.common import (
+    allow_option,
+    file_option,
+    json_option,
+    load,
+    replace_option,
+    set_option,
+)
 from kvdeploy.cli.tables import show, show_estimates
 from kvdeploy.planning.changes import compare
 from kvdeploy.planning.expectation import build_estimates
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 @file_option
 @set_option
 @allow_option
+@replace_option
 @json_option
 @click.pass_obj
 def plan(
@@ -36,6 +44,7 @@ def plan(
     file: Path | None,
     overlays: tuple[str, ...],
     allow: frozenset[str],
+    replace: tuple[str, ...],
     as_json: bool,
 ) -> None:
     loaded = load(app, file, overlays)
@@ -44,7 +53,7 @@ def plan(
     if spec.target == "aws":
         from kvdeploy.cli.aws.plan import plan as plan_on_aws
 
-        plan_on_aws(app, loaded, store, allow=allow, as_json=as_json)
+        plan_on_aws(app, loaded, store, allow=allow, replace=replace, as_json=as_json)
         return
     processes = Processes(store.processes)
     refuse(

@@ -23,6 +23,7 @@ from kvdeploy.cli.common import (
     json_option,
     load,
     recorded,
+    replace_option,
     set_option,
     until_option,
     yes_option,
@@ -57,9 +58,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="aws: when it fails, keep the nodes that this run made (stop) or end them (down).",
 )
-@click.option(
-    "--replace", multiple=True, metavar="NODE", help="aws: make NODE anew. May be repeated."
-)
+@replace_option
 @click.option(
     "--adopt",
     metavar="ID",

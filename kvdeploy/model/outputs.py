@@ -96,6 +96,9 @@ class FleetOutputs(Stored):
     router_config: RouterConfig
     generations: dict[str, str]
     """Of each engine, when the fleet was last seen whole."""
+    made_of: dict[str, str] = Field(default_factory=dict)
+    """On nodes: digests of what 'engine' and 'router' were started from beside their LaunchSpecs,
+    and of the 'playbooks'."""
 
     @property
     def trust(self) -> str | None:

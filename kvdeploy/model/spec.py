@@ -426,7 +426,7 @@ class AwsSpec(Frozen):
     node_variables: dict[RoleVariable, EngineArg] = knob(
         {},
         doc="more variables of the roles in playbooks/, e.g. {efa_url: a mirror of ours}",
-        change=Change.RELOAD,
+        change=Change.RESTART,
     )
     endpoint: str | None = knob(
         None,

@@ -7,12 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.client import Play
-from kvdeploy.adapters.recipe import NODES
+from kvdeploy.adapters.ansible.playbooks import playbooks_source
+from kvdeploy.adapters.recipe import NODES, tree_digest
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfiguredNode, ConfigureOutputs, NodeFacts
 from kvdeploy.polling import SystemClock, wait_for
-from kvdeploy.stages.nodes import files_digest
+from kvdeploy.stages.nodes import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ class ConfigureStage:
         inventory = self._crew.blueprint(provision).inventory
         digests = self._digests(inventory)
         found = self._reach(inventory.hosts, step)
-        limit = tuple(name for name in digests if not self._is_done(name, digests, found))
+        limit = self._stale(digests, found)
         if limit:
             self._boot_over([h for h in inventory.hosts if h.name in limit], step)
             self._crew.plays.listener = step
@@ -92,7 +93,7 @@ class ConfigureStage:
 
     def _digests(self, inventory: Inventory) -> dict[str, str]:
         """Of everything that nodes.yml makes of each node."""
-        files = files_digest(self._crew.device)
+        files = _digest([tree_digest(playbooks_source()), self._crew.files()])
         groups = inventory.group_vars
         return {
             host.name: _digest(
@@ -108,15 +109,40 @@ class ConfigureStage:
             for host in inventory.hosts
         }
 
-    def _is_done(
-        self, name: str, digests: Mapping[str, str], found: Mapping[str, NodeFacts]
-    ) -> bool:
-        known = self._before.nodes.get(name) if self._before else None
-        return (
-            known is not None
-            and known.digest == digests[name]
-            and known.facts.boot_id == found[name].boot_id
+    def _stale(self, digests: Mapping[str, str], found: Mapping[str, NodeFacts]) -> tuple[str, ...]:
+        """Nodes that nodes.yml has yet to be run on."""
+        known = self._before.nodes if self._before else {}
+        return tuple(
+            name
+            for name, digest in digests.items()
+            if name not in known
+            or name not in found
+            or (known[name].digest, known[name].facts.boot_id) != (digest, found[name].boot_id)
         )
+
+    def foresee(
+        self, provision: ProvisionOutputs, found: Mapping[str, NodeFacts]
+    ) -> tuple[tuple[str, ...], ConfigureOutputs]:
+        """On which nodes `apply` would run nodes.yml, and its result as far as it can be known.
+
+        Args:
+            provision: nodes as they will be.
+            found: what nodes say of themselves now; one that is not there yet says nothing.
+        """
+        digests = self._digests(self._crew.blueprint(provision).inventory)
+        known = self._before.nodes if self._before else {}
+        nodes = {
+            name: ConfiguredNode(
+                digest=digest,
+                facts=_lasting(found[name])
+                if name in found
+                else known[name].facts
+                if name in known
+                else UNKNOWN,
+            )
+            for name, digest in digests.items()
+        }
+        return self._stale(digests, found), ConfigureOutputs(nodes=nodes)
 
     def _reach(self, hosts: Sequence[Host], step: Step) -> dict[str, NodeFacts]:
         """Wait until every node answers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from kvdeploy.adapters.recipe import tree_digest
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
+from kvdeploy.planning.launch import ROUTER
 from kvdeploy.stages.asking import pairs_ready, wait_pairs
 
 if TYPE_CHECKING:
@@ -38,14 +40,31 @@ class NodeFleetStage:
         assert self._planned is not None  # noqa: S101  # they always are, and first
         return self._planned
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Process -> its node."""
+        plan = self.planned.plan
+        engines = {s.name: node for node, specs in plan.engines.items() for s in specs}
+        return engines | {ROUTER: plan.router_node}
+
+    def outputs(self) -> FleetOutputs:
+        """What is planned, before anything of it runs."""
+        keys = self._crew.api_key_file
+        fleet = self.planned.plan.outputs({}, api_key_file=str(keys) if keys else None)
+        return fleet.model_copy(update={"made_of": self._made_of()})
+
+    def _made_of(self) -> dict[str, str]:
+        told = json.dumps([tree_digest(playbooks_source()), self._crew.variables], sort_keys=True)
+        playbooks = hashlib.sha256(told.encode()).hexdigest()[:16]
+        return self._crew.made_of() | {"playbooks": playbooks}
+
     def inputs(self, results: Results) -> Mapping[str, Any]:
         self._planned = self._blueprint(results)
         keys = "\n".join(self._crew.api_keys())
         return {
-            "playbooks": tree_digest(playbooks_source()),
             "plan": self.planned.plan.model_dump(mode="json"),
             "nodes": {h.name: h.instance_id for h in self.planned.inventory.hosts},
-            "ours": self._crew.variables,
+            "made_of": self._made_of(),
             "keys": hashlib.sha256(keys.encode()).hexdigest(),
         }
 
@@ -72,8 +91,7 @@ class NodeFleetStage:
                 timeout_s=FLEET_S,
             )
         )
-        keys = self._crew.api_key_file
-        fleet = planned.plan.outputs({}, api_key_file=str(keys) if keys else None)
+        fleet = self.outputs()
         with self.reach(fleet) as here:
             if missing := wait_pairs(here, step):
                 raise FleetError(missing, hint="'kvdeploy logs NAME' shows each side.")

@@ -5,6 +5,7 @@ and what playbooks are told.
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.package import build_router_package
 from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
+from kvdeploy.errors import CheckError
 from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import ModelOutputs, NodeFacts
 from kvdeploy.model.package import RouterPackage
@@ -46,6 +48,8 @@ NO_PACKAGE: Final = RouterPackage(path="", digest="")
 """For machines without a router."""
 UNKNOWN: Final = NodeFacts(boot_id="", interface="lo", cores=(0,))
 """In the place of what a node has not been asked yet; nothing is done to it because of this."""
+FILES: Final = ("vllm_lock", "vllm_probe", "vllm_site_files", "model_lock", "router_lock")
+"""Variables of roles that name files of this machine."""
 TOKEN: Final = "HF_TOKEN"  # noqa: S105  # the name of a variable
 
 
@@ -113,8 +117,56 @@ class Crew:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Of the operator's own choice: they go before all others."""
-        return dict(self.spec.aws.node_variables) if self.spec.aws else {}
+        """Of the operator's own choice: they go before all others. Files are named from the folder
+        of the cluster file.
+
+        Raises:
+            CheckError: one of those files is not there.
+        """
+        told = dict(self.spec.aws.node_variables) if self.spec.aws else {}
+        return {n: self._found(n, v) if n in FILES else v for n, v in told.items()}
+
+    def _found(self, name: str, named: object) -> object:
+        if isinstance(named, list):
+            return [self._found(name, one) for one in named]
+        path = self.root / Path(str(named)).expanduser()
+        if not path.is_file():
+            msg = f"aws.node_variables.{name}: there is no file {path}"
+            raise CheckError(msg, hint="It is looked for from the folder of the cluster file.")
+        return str(path)
+
+    def files(self) -> dict[str, str]:
+        """What shapes nodes beside the playbooks: file -> its text, whoever chose it."""
+        chosen = control_files(self.device, NO_PACKAGE)
+        paths: dict[str, Any] = {
+            "vllm_lock": chosen.runtime_lock,
+            "vllm_probe": chosen.runtime_probe,
+            "vllm_site_files": list(chosen.runtime_site_files),
+            "model_lock": chosen.s3_lock,
+            "router_lock": chosen.router_lock,
+        } | {n: v for n, v in self.variables.items() if n in FILES}
+        return {name: _text(named) for name, named in paths.items()}
+
+    def made_of(self) -> dict[str, str]:
+        """Digests of what processes are started from beside their LaunchSpecs: 'engine' and
+        'router'. A process whose digest is another one is restarted.
+        """
+        files, variables = self.files(), self.variables
+        parts = {
+            "engine": ("vllm_lock", "vllm_site_files"),
+            "router": ("router_lock",),
+        }
+        templates = playbooks_source() / "roles"
+        return {
+            role: _digest(
+                {
+                    "files": [files[name] for name in names],
+                    "units": tree_digest(templates / role / "templates"),
+                    "told": {n: v for n, v in variables.items() if n.startswith(f"{role}_")},
+                }
+            )
+            for role, names in parts.items()
+        }
 
     def model(self) -> ModelOutputs:
         """The model as far as it is known before any node has it."""
@@ -135,8 +187,7 @@ class Crew:
         """Place everything; without facts it tells no more than what nodes are prepared with."""
         package = build_router_package(self.packages)
         machines = machines_of(provision, facts or dict.fromkeys(provision.nodes, UNKNOWN))
-        lock = lock_file(f"{self.device}.txt").read_text(encoding="utf-8")
-        runtime = node_runtime(self.device, lock, self.spec.runtime.env)
+        runtime = node_runtime(self.device, self.files()["vllm_lock"], self.spec.runtime.env)
         plan = plan_fleet(self.spec, machines, runtime, model or self.model(), package)
         site = Site(
             device=self.device,
@@ -206,11 +257,10 @@ def control_files(device: Device, package: RouterPackage) -> ControlFiles:
     )
 
 
-def files_digest(device: Device) -> str:
-    """Of everything in this kvdeploy that shapes a node."""
-    parts = (
-        tree_digest(playbooks_source()),
-        *(lock_file(f"{n}.txt").read_text(encoding="utf-8") for n in (device, "node", "router")),
-        probe_file().read_text(encoding="utf-8"),
-    )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+def _text(named: str | list[str]) -> str:
+    paths = named if isinstance(named, list) else [named]
+    return "\n".join(Path(path).read_text(encoding="utf-8") for path in paths)
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]

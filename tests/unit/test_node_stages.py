@@ -49,7 +49,7 @@ class Fleet:
         self.listener: Listener = Mute()
         self.plays: list[Play] = []
         self.boots = dict.fromkeys(("prefill-0", "decode-0", "router-0"), "boot-1")
-        self.generations = {"prefill-0": "g1", "decode-0": "g1"}
+        self.generations = {"prefill-0": "g1", "decode-0": "g1", "router": "g1"}
         self.silent: dict[str, int] = {}
         """How often a node does not answer yet."""
         self.config = json.dumps(CONFIG)
@@ -67,7 +67,7 @@ class Fleet:
         if self.silent.get(host.name, 0):
             self.silent[host.name] -= 1
             return UNREACHABLE
-        known = {n: g for n, g in self.generations.items() if n == host.name}
+        known = {n: g for n, g in self.generations.items() if host.name in {n, f"{n}-0"}}
         return NodeFacts(
             boot_id=self.boots[host.name], interface="eth0", cores=(0, 1), generations=known
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
     from kvdeploy.adapters.terraform.shown import Planned
-    from kvdeploy.model.infra import Leftover
+    from kvdeploy.model.infra import Leftover, Node
     from kvdeploy.model.record import Record
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
@@ -137,6 +137,21 @@ def refuse_moves(record: Record, spec: ClusterSpec) -> None:
         raise CheckError(
             msg, hint="Put it back, give the new one another name, or run 'kvdeploy down' first."
         )
+
+
+def replacing(record: Record, nodes: tuple[Node, ...], names: tuple[str, ...]) -> Record:
+    """With a new generation for every node that is to be replaced.
+
+    Raises:
+        CheckError: there is no such node.
+    """
+    known = [node.name for node in nodes]
+    for name in names:
+        if name not in known:
+            msg = f"there is no node {name!r} to replace"
+            raise CheckError(msg, hint=f"Nodes of this cluster: {', '.join(known)}.")
+    raised = {name: record.generations.get(name, 1) + 1 for name in names}
+    return record.model_copy(update={"generations": {**record.generations, **raised}})
 
 
 # --- questions -------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from kvdeploy.cli.aws.site import (
     known_identity,
     may_ask,
     refuse_moves,
+    replacing,
     site_of,
 )
 from kvdeploy.cli.check import describe, refuse
 from kvdeploy.cli.common import begin, recorded
 from kvdeploy.cli.tables import show
 from kvdeploy.cli.up import check_stages
-from kvdeploy.errors import AwsError, CheckError, KvdeployError
+from kvdeploy.errors import AwsError, KvdeployError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.model.reports import Severity
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.common import Loaded
-    from kvdeploy.model.infra import ClusterIdentity, Node
+    from kvdeploy.model.infra import ClusterIdentity
     from kvdeploy.model.record import Record
     from kvdeploy.pipeline import Ran
     from kvdeploy.planning.cost import Cost
@@ -85,11 +86,13 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         identity = known or known_identity(spec, record, store, aws) or new_identity(seen.user)
         generations = generations_of(aws, known, record.generations)
         record = record.model_copy(update={"identity": identity, "generations": generations})
-        wanted = _replacing(record, seen.nodes, wishes.replace)
+        wanted = replacing(record, seen.nodes, wishes.replace)
         store.write(record)  # before anything is made: what carries this id is ours
         public_key = public_key_of(spec, store, runner, aws=aws, make_in=store.dir)
+        crew = crew_of(spec, store, run.path, runner)
         if wishes.until != "provision":
             refuse_lost_key(spec, store)
+            crew.files()  # one that is not there is told before anything is made
         app.ui.say(cost_line(price(spec, seen.nodes, seen.facts)))
         site = site_of(
             spec,
@@ -105,7 +108,6 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
         )
         consent = EndingMachines(app.ui, yes=wishes.yes, then=lambda: store.write(wanted))
         provision = ProvisionStage(site, consent=consent, break_lock=wishes.break_lock)
-        crew = crew_of(spec, store, run.path, runner)
         stages = (provision, *stages_on_nodes(crew, wanted))
         check_stages(stages, wishes.again_from, wishes.until)
         try:
@@ -139,21 +141,6 @@ def _checked(cluster_id: str) -> str:
         msg = f"--adopt: a kvdeploy:id is 8 to 32 of the letters 0-9 and a-f, not {cluster_id!r}"
         raise click.UsageError(msg)
     return cluster_id
-
-
-def _replacing(record: Record, nodes: tuple[Node, ...], names: tuple[str, ...]) -> Record:
-    """With a new generation for every node that is to be replaced.
-
-    Raises:
-        CheckError: there is no such node.
-    """
-    known = [node.name for node in nodes]
-    for name in names:
-        if name not in known:
-            msg = f"there is no node {name!r} to replace"
-            raise CheckError(msg, hint=f"Nodes of this cluster: {', '.join(known)}.")
-    raised = {name: record.generations.get(name, 1) + 1 for name in names}
-    return record.model_copy(update={"generations": {**record.generations, **raised}})
 
 
 def _all_or_none(app: App, error: KvdeployError, stage: ProvisionStage, on_error: str) -> None:
