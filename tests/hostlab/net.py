@@ -12,17 +12,19 @@ import os
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.hostlab.shell import LabError, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 REGISTRY: Final = Path("/run/kvdeploy-hostlab")
 """One file for each lab; gone when the machine restarts, as everything is that it speaks of."""
 NUMBERS: Final = range(100, 255)
+LABS: Final = ip_network("10.77.0.0/16")
 TIME_SERVICE: Final = "169.254.169.123"
 """Amazon's clock, as every instance reaches it; the lab's bridge has this address too."""
 
@@ -116,23 +118,54 @@ def take(root: Path, *, owned: bool) -> Place:
     with locked():
         if int(INOTIFY.read_text()) < INOTIFY_MIN:
             INOTIFY.write_text(str(INOTIFY_MIN))
-        used = run("ip", "-4", "-o", "address").stdout
+        taken = _taken()
         for number in NUMBERS:
             place = Place(number=number, root=root, owner=pid, owner_started=started(pid) or 0)
-            if place.record.exists() or f"10.77.{number}." in used:
+            if place.record.exists() or number in taken:
                 continue
             part = place.record.with_suffix(".part")
             part.write_text(json.dumps({**asdict(place), "root": str(root)}))
             part.rename(place.record)
             break
         else:
-            msg = f"all {len(NUMBERS)} lab subnets are taken; see {REGISTRY}"
-            raise LabError(msg)
+            raise LabError(_full(taken))
     run("ip", "link", "add", place.bridge, "type", "bridge")
     run("ip", "address", "add", f"{place.gateway}/24", "dev", place.bridge)
     run("ip", "address", "add", f"{TIME_SERVICE}/32", "dev", place.bridge)
     run("ip", "link", "set", place.bridge, "up")
     return place
+
+
+def missing() -> str | None:
+    """Why no lab could have a place on this machine; None: one can."""
+    taken = _taken()
+    free = any(n not in taken and not (REGISTRY / f"{n}.json").exists() for n in NUMBERS)
+    return None if free else _full(taken)
+
+
+def _full(taken: Mapping[int, str]) -> str:
+    by = ", ".join(sorted({*taken.values()})) or f"labs, see {REGISTRY}"
+    subnets = f"10.77.{NUMBERS[0]}.0/24 to 10.77.{NUMBERS[-1]}.0/24"
+    return f"all subnets of labs ({subnets}) are taken by {by}: end one of those"
+
+
+def _taken() -> dict[int, str]:
+    """Numbers whose bridge or subnet somebody else has, and who: a link of this machine."""
+    found: dict[int, str] = {}
+    for link in json.loads(run("ip", "-j", "link").stdout):
+        name = link["ifname"]
+        for number in NUMBERS:
+            if name == f"kvlab{number}":
+                found[number] = name
+    for route in json.loads(run("ip", "-4", "-j", "route", "show", "table", "all").stdout):
+        told = route["dst"]
+        net = ip_network("0.0.0.0/0" if told == "default" else told, strict=False)
+        # A wider one, such as a company's 10.0.0.0/8, goes on around ours.
+        if net.prefixlen >= LABS.prefixlen and net.overlaps(LABS):
+            for number in NUMBERS:
+                if ip_network(f"10.77.{number}.0/24").overlaps(net):
+                    found.setdefault(number, str(route.get("dev", told)))
+    return found
 
 
 def give_back(place: Place) -> None:

@@ -5,7 +5,6 @@ double of AWS, real playbooks over real SSH, real engines that push, and nothing
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,8 @@ import psutil
 import pytest
 
 from tests.hostlab import net
-from tests.rehearsal.world import World, missing
+from tests.rehearsal.conftest import ready_or_skip
+from tests.rehearsal.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real_process, pytest.mark.e2e]
 
-NO_SKIP: Final = "KVDEPLOY_TESTS_NO_SKIP"
-"""Set in CI: what cannot be tested is a failure there."""
 NOTHING_S: Final = 15
 """How long an `up` may take that has nothing to do."""
 FIRST_UP_S: Final = 580
@@ -34,10 +32,7 @@ FIRST_UP_S: Final = 580
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    if reason := missing():
-        if os.environ.get(NO_SKIP):
-            pytest.fail(f"{reason}, and {NO_SKIP} is set")
-        pytest.skip(reason)
+    ready_or_skip()
     with World(tmp_path_factory.mktemp("rehearsal")) as made:
         yield made
 

@@ -7,13 +7,11 @@ folder of a world holds the cluster file that leads into it; all the rest is kvd
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,7 +19,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import psutil
 import yaml
 
 from kvdeploy.adapters.recipe import lock_file
@@ -30,6 +27,7 @@ from tests.hostlab import base
 from tests.hostlab.lab import HostLab
 from tests.hostlab.vendor import Vendor
 from tests.mirror import terraform_environment
+from tests.rehearsal.ground import MARK, lab_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,23 +44,8 @@ HARDWARE: Final = {GPU_TYPE: "p5en", "p5.4xlarge": "p5-small"}
 """Mocked; instances of other types have none."""
 TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
 """NIXL sees the mocked GPUs, and refuses a UCX that could not reach their memory."""
-MEMORY_GIB: Final = 6
 LOOK_S: Final = 0.3
 ON: Final = frozenset({"pending", "running"})
-
-
-def missing() -> str | None:
-    """Why there can be no rehearsal on this machine; None: there can."""
-    if sys.version_info[:2] != (3, 11):
-        return "the engines' lock for CPUs is for Python 3.11, as the hosts' own is"
-    free = psutil.virtual_memory().available / 2**30
-    if free < MEMORY_GIB:
-        return (
-            f"two engines, Terraform and hosts need {MEMORY_GIB} GiB of memory, {free:.1f} are free"
-        )
-    with tempfile.TemporaryDirectory(prefix="kvdeploy-terraform-") as scratch:
-        found = terraform_environment(Path(scratch))
-    return base.missing() or (found if isinstance(found, str) else None)
 
 
 class World:
@@ -72,7 +55,7 @@ class World:
         """`document` is a cluster file that is to be rehearsed, as far as a rehearsal can."""
         self.root, self._document = root.resolve(), dict(document or {})
         self.double = Double()
-        self.lab = HostLab(self.root / "lab")
+        self.lab = HostLab(lab_of(self.root))
         self.hosts: dict[str, Host] = {}
         """By instance, of all that are switched on."""
         self._stopped: set[str] = set()
@@ -86,6 +69,7 @@ class World:
 
     def __enter__(self) -> Self:
         self.root.mkdir(parents=True, exist_ok=True)
+        (self.root / MARK).touch()
         found = terraform_environment(self.root)
         if isinstance(found, str):
             raise RuntimeError(found)  # noqa: TRY004
@@ -249,9 +233,3 @@ def engine_wheels() -> Path:
         subprocess.run([*pip, *only, "--dest", part, "-r", lock], check=True, timeout=900)
         part.rename(folder)
     return folder
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A cluster file, unchecked: kvdeploy checks what a rehearsal makes of it."""
-    found = yaml.safe_load(path.read_text())
-    return found if isinstance(found, dict) else json.loads("{}")
