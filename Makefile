@@ -73,7 +73,7 @@ rehearsed: $(VENV)/.developing
 
 # The same to look at: up, status, smoke, down. `python -m tests.rehearsal` keeps one for as long as you like.
 rehearsal: $(VENV)/.developing
-	$(BIN)/python -m tests.rehearsal run --root $(abspath rehearsal)
+	$(BIN)/python -m tests.rehearsal run --root $(abspath rehearsal) $(YES)
 
 bench: $(VENV)/.developing
 	$(BIN)/python benchmarks/first_light.py
@@ -95,7 +95,9 @@ bench-router: $(VENV)/.developing
 bench-rehearsal: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.rehearsal times
 	$(BIN)/python -m benchmarks.rehearsal early
-	$(BIN)/python -m benchmarks.rehearsal crashes
+	$(BIN)/python -m benchmarks.rehearsal late
+	$(BIN)/python -m benchmarks.rehearsal changes
+	$(BIN)/python -m benchmarks.rehearsal times 2 3
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

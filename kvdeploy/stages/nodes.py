@@ -160,7 +160,7 @@ class Crew:
         return {
             role: _digest(
                 {
-                    "files": [files[name] for name in names],
+                    "files": [list(entries(files[name])) for name in names],
                     "units": tree_digest(templates / role / "templates"),
                     "told": {n: v for n, v in variables.items() if n.startswith(f"{role}_")},
                 }

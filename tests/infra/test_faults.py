@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -281,6 +282,19 @@ def test_ctrl_c_saves_the_state_and_ends_with_130(
     until(asked(bench.aws, "RunInstances", 3))
     os.kill(run.child.pid, signal.SIGINT)
     assert run.child.wait(60) == 130
+    bench.aws.slow_boot(0)
+    bench.aws.slow_shutdown(60)
+    run = start("down", "--yes")
+    until(asked(bench.aws, "TerminateInstances"))
+    os.kill(run.child.pid, signal.SIGINT)
+    assert run.child.wait(60) == 130
+    said = next(ln for ln in run.log.read_text().splitlines() if ln.startswith("interrupted: inst"))
+    machine = r"instance i-\w+ \([\w-]+\)"
+    cost = r"at most \$[\d.]+ an hour; 'kvdeploy down' goes on"
+    assert re.fullmatch(
+        rf"interrupted: {machine}, {machine}, {machine} are there, and bill: {cost}", said
+    )
+    bench.aws.slow_shutdown(0)
     assert bench.run("down", "--yes").code == 0
     assert bench.ours == {}
 

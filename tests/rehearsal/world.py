@@ -40,6 +40,8 @@ ZONE: Final = "us-west-2a"
 GPU_TYPE: Final = "p5en.48xlarge"
 WHEELS_AT: Final = "/opt/wheels"
 """Where hosts see the engines' packages."""
+LOCK: Final = "engines.txt"
+"""Beside the cluster file."""
 HARDWARE: Final = {GPU_TYPE: "p5en", "p5.4xlarge": "p5-small"}
 """Mocked; instances of other types have none."""
 TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
@@ -61,6 +63,8 @@ class World:
         self._stopped: set[str] = set()
         self._broken: set[str] = set()
         self.env: dict[str, str] = {}
+        self.wheels = self.root
+        """Packages that hosts find beside those of the engines' lock."""
         self._stack = ExitStack()
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -78,8 +82,10 @@ class World:
             self._stack.enter_context(self.double)
             self._stack.enter_context(self.lab).open()
             vendor = Vendor.build(self.root / "vendor")
+            self.wheels = vendor.folder / "wheels"
+            self.wheels.mkdir(exist_ok=True)
             url = self._stack.enter_context(vendor.serve(self.lab.gateway))
-            self._write_cluster(vendor.variables(url))
+            self._write_cluster(vendor.variables(url), url)
             self._watcher.start()
             self._stack.callback(self._stop_watching)
         except BaseException:
@@ -122,10 +128,21 @@ class World:
         return mine | self.env
 
     # --- the cluster file
-    def _write_cluster(self, vendor: Mapping[str, Any]) -> None:
+    @property
+    def lock(self) -> Path:
+        """Of the engines, as the cluster file names it."""
+        return self.root / LOCK
+
+    def _write_cluster(self, vendor: Mapping[str, Any], url: str) -> None:
         subnet = f"{self.lab.gateway.rpartition('.')[0]}.0/24"
-        variables = {k: v for k, v in vendor.items() if k != "vllm_lock"}
-        variables["vllm_pip_args"] = ["--no-index", "--find-links", WHEELS_AT, "--no-compile"]
+        shutil.copy(lock_file("cpu.txt"), self.lock)
+        places = ["--find-links", WHEELS_AT, "--find-links", f"{url}/wheels/"]
+        trusted = ["--trusted-host", self.lab.gateway]
+        variables = {
+            **vendor,
+            "vllm_lock": LOCK,
+            "vllm_pip_args": ["--no-index", *places, *trusted, "--no-compile"],
+        }
         wanted = self._document.get("aws", {}).get("instance_type")
         ours: dict[str, Any] = {
             "target": "aws",

@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING
 import click
 
 from kvdeploy.adapters.aws import leftovers
+from kvdeploy.adapters.aws.nodes import observe
+from kvdeploy.cli.aws.costs import price
 from kvdeploy.cli.aws.crew import public_key_of
 from kvdeploy.cli.aws.site import ask, known_identity, site_of
 from kvdeploy.cli.common import recorded
+from kvdeploy.errors import AwsError
+from kvdeploy.model.infra import Node
 from kvdeploy.stages.aws_preflight import session_of
+from kvdeploy.stages.provision import GONE
 from kvdeploy.stages.teardown import destroy, remove_leftovers
 
 if TYPE_CHECKING:
-    from kvdeploy.adapters.store import Store
+    from kvdeploy.adapters.aws.session import Aws
+    from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
+    from kvdeploy.model.infra import ClusterIdentity
     from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
 
 
 def down(
@@ -47,23 +55,14 @@ def down(
                 f"{bills} of which bill by the hour. There is no way back.",
                 yes=yes,
             )
-        if identity is not None and (found or store.terraform.exists()):
-            site = site_of(
-                spec,
-                identity,
-                aws=aws,
-                runner=runner,
-                store=store,
-                work=store.terraform,
-                log=run.path / "terraform.log",
-                generations=record.generations,
-                public_key=public_key_of(spec, store, runner, aws=aws, make_in=store.dir),
-            )
-            site = replace(site, variables={**site.variables, "nodes": {}})
-            with app.ui.step("destroy what Terraform knows") as step:
-                destroy(site, step, break_lock=break_lock)
-        with app.ui.step("make sure that nothing is left") as step:
-            removed = remove_leftovers(aws, spec.name, identity.id if identity else None, step)
+        try:
+            if identity is not None and (found or store.terraform.exists()):
+                _destroy(app, spec, store, run, runner, aws, identity, break_lock)
+            with app.ui.step("make sure that nothing is left") as step:
+                removed = remove_leftovers(aws, spec.name, identity.id if identity else None, step)
+        except KeyboardInterrupt:
+            _say_what_bills(app, spec, aws, identity)
+            raise
         store.forget_nodes()
     if as_json:
         document = {
@@ -77,3 +76,54 @@ def down(
         click.echo(f"down: {spec.name}: {len(found)} things are gone; nothing is left that bills")
     else:
         click.echo(f"down: {spec.name}: nothing is there, nothing is left")
+
+
+def _destroy(
+    app: App,
+    spec: ClusterSpec,
+    store: Store,
+    run: RunLog,
+    runner: Runner,
+    aws: Aws,
+    identity: ClusterIdentity,
+    break_lock: str | None,
+) -> None:
+    """All that Terraform knows."""
+    site = site_of(
+        spec,
+        identity,
+        aws=aws,
+        runner=runner,
+        store=store,
+        work=store.terraform,
+        log=run.path / "terraform.log",
+        generations=store.read(target="aws").generations,
+        public_key=public_key_of(spec, store, runner, aws=aws, make_in=store.dir),
+    )
+    site = replace(site, variables={**site.variables, "nodes": {}})
+    with app.ui.step("destroy what Terraform knows") as step:
+        destroy(site, step, break_lock=break_lock)
+
+
+def _say_what_bills(
+    app: App, spec: ClusterSpec, aws: Aws, identity: ClusterIdentity | None
+) -> None:
+    """After an interrupt: what is there still, and what it costs."""
+    try:
+        found = leftovers.find(aws, spec.name, identity.id if identity else None)
+        seen = observe(aws, identity.id) if identity else ()
+    except AwsError as e:
+        app.ui.say(f"warning: what is left cannot be told: {e.message}")
+        return
+    bills = [f"{f.kind} {f.id}" + (f" ({f.name})" if f.name else "") for f in found if f.bills]
+    nodes = [
+        Node(name=n.node, role=n.role, instance_type=n.instance_type)
+        for n in seen
+        if n.state not in GONE
+    ]
+    if bills:
+        cost = price(spec, nodes, None)
+        app.ui.say(
+            f"interrupted: {', '.join(bills)} are there, and bill: at most ${cost.usd_hour:.2f} an "
+            "hour; 'kvdeploy down' goes on"
+        )
