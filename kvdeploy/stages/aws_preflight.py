@@ -28,9 +28,10 @@ from kvdeploy.stages.preflight import has_keys
 
 if TYPE_CHECKING:
     from kvdeploy.model.awsfacts import AwsFacts
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node
     from kvdeploy.model.reports import Finding
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
 
 KEY_KINDS = ("ssh-", "ecdsa-", "sk-")
