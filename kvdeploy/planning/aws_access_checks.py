@@ -103,6 +103,18 @@ def ssh_settings_with_ssm(spec: ClusterSpec) -> Iterator[Finding]:
             )
 
 
+def ssm_in_a_rehearsal(spec: ClusterSpec) -> Iterator[Finding]:
+    """A double of AWS takes calls, and connects nobody to anything."""
+    aws = aws_of(spec)
+    if aws and aws.endpoint and aws.access.method == "ssm":
+        yield error(
+            "aws.access.method",
+            f"ssm, and {aws.endpoint} is a double of AWS, which has no Session Manager: nobody "
+            "would reach the nodes",
+            "Set it to ssh, and ssh_cidrs to a range that holds this machine.",
+        )
+
+
 def ssh_rules_of_existing_group(spec: ClusterSpec) -> Iterator[Finding]:
     """A group that is not kvdeploy's is left as it is."""
     aws = aws_of(spec)
@@ -167,6 +179,7 @@ ACCESS_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     ssh_without_bastion,
     ssh_open_to_everyone,
     ssh_settings_with_ssm,
+    ssm_in_a_rehearsal,
     ssh_rules_of_existing_group,
     tag_refused,
 )

@@ -1110,6 +1110,15 @@ SPEC_CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Set it to auto. Engines on CPUs are for rehearsals (aws.endpoint).",
     ),
     (
+        {"aws.endpoint": "http://127.0.0.1:5000"},
+        "ssm-in-a-rehearsal",
+        ERROR,
+        "aws.access.method",
+        "ssm, and http://127.0.0.1:5000 is a double of AWS, which has no Session Manager: nobody "
+        "would reach the nodes",
+        "Set it to ssh, and ssh_cidrs to a range that holds this machine.",
+    ),
+    (
         {"router.port": 22},
         "router-on-ssh-port",
         ERROR,
