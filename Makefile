@@ -98,6 +98,7 @@ bench-rehearsal: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.rehearsal late
 	$(BIN)/python -m benchmarks.rehearsal changes
 	$(BIN)/python -m benchmarks.rehearsal times 2 3
+	$(BIN)/python -m benchmarks.rehearsal image
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("kvdeploy needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

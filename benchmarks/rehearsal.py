@@ -1,6 +1,7 @@
 """What a rehearsal takes, what it survives, and whether plan tells the truth.
 
     python -m benchmarks.rehearsal times [P D]   up, again, smoke, down; P prefill, D decode nodes
+    python -m benchmarks.rehearsal image         what `kvdeploy image` saves an `up` from nothing
     python -m benchmarks.rehearsal changes       what plan announces and up does, change by change
     python -m benchmarks.rehearsal early         kill -9, power loss, Ctrl-C in up's first stages
     python -m benchmarks.rehearsal late          the same in its last stages, and in down
@@ -10,6 +11,7 @@ All of it: `make bench-rehearsal`. Prints tables; exit code 1 where a row is not
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -43,6 +45,8 @@ def main() -> int:
     ):
         if what == "times":
             return _times(world, document)
+        if what == "image":
+            return _image(world)
         if what == "changes":
             return rehearsal_changes.run(world)
         return rehearsal_crashes.run(world, {"early": EARLY, "late": LATE}[what])
@@ -52,23 +56,36 @@ def _times(world: World, document: Mapping[str, Any]) -> int:
     fleet = document.get("fleet", {})
     nodes = sum(fleet.get(role, {"count": 1})["count"] for role in ("prefill", "decode")) + 1
     print(f"| {nodes} hosts on {len(os.sched_getaffinity(0))} cores | s |\n|---|---|")
-    for title, verb in (
-        ("`up`", UP),
-        ("`up` again, nothing to do", UP),
-        ("`plan`", ("plan",)),
-        ("`status`", ("status",)),
-        ("`smoke`", ("smoke",)),
-        ("`down`", DOWN),
-    ):
-        began = time.monotonic()
-        done = world.kvdeploy(*verb, timeout_s=AT_MOST_S)
-        if done.returncode:
-            raise SystemExit(done.stderr + str(world.trouble))
-        print(f"| {title} | {time.monotonic() - began:.1f} |")
-        for line in done.stderr.splitlines():
-            if (found := ENDED.search(line)) and title == "`up`":
-                print(f"| . {found[1]} | {found[2]} |", flush=True)
+    _row(world, "`up`", *UP, stages=True)
+    _row(world, "`up` again, nothing to do", *UP)
+    for verb in (("plan",), ("status",), ("smoke",), DOWN):
+        _row(world, f"`{verb[0]}`", *verb)
     return 0
+
+
+def _image(world: World) -> int:
+    print("| | s |\n|---|---|")
+    _row(world, "`up` from the base image", *UP, stages=True)
+    made = _row(world, "`image`", "image", "--yes", "--json", stages=True)
+    _row(world, "`down`", *DOWN)
+    ami = ("--set", f"aws.ami={json.loads(made)['id']}")
+    _row(world, "`up` from an image of kvdeploy's", *UP, *ami, stages=True)
+    _row(world, "`smoke`", "smoke")
+    _row(world, "`down`", *DOWN)
+    return 0
+
+
+def _row(world: World, title: str, *verb: str, stages: bool = False) -> str:
+    """Its standard output."""
+    began = time.monotonic()
+    done = world.kvdeploy(*verb, timeout_s=AT_MOST_S)
+    if done.returncode:
+        raise SystemExit(done.stderr + str(world.trouble))
+    print(f"| {title} | {time.monotonic() - began:.1f} |", flush=True)
+    for line in done.stderr.splitlines() if stages else ():
+        if found := ENDED.search(line):
+            print(f"| . {found[1]} | {found[2]} |", flush=True)
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Whatever happens, the builder ends, and no half-made image stays: both would go 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from kvdeploy.adapters.ansible.client import Play
@@ -56,6 +56,8 @@ class ImagePlan:
     """What the image is to say of itself: path and content."""
     playbooks: Path
     """The folder images/."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of nodes.yml; they go before all others."""
     keep: bool = False
     """Whether a builder on which something failed stays, to be looked at."""
 
@@ -101,7 +103,7 @@ def _build(
         _reach(plan, plays, inventory, step, clock=clock)
     with progress.step("make the builder a node") as step:
         plays.listener = step
-        plays.run(nodes_play(inventory))
+        plays.run(nodes_play(inventory, plan.variables))
     with progress.step("remove what is of the builder alone") as step:
         plays.listener = step
         plays.run(seal_play(plan.playbooks, inventory, plan.document))
@@ -145,9 +147,15 @@ def _reach(
         raise last[0]
 
 
-def nodes_play(inventory: Inventory) -> Play:
+def nodes_play(inventory: Inventory, variables: Mapping[str, Any] | None = None) -> Play:
     """All of nodes.yml that an image holds."""
-    return Play(playbook=NODES, inventory=inventory, tags=ROLES, timeout_s=NODES_S)
+    return Play(
+        playbook=NODES,
+        inventory=inventory,
+        variables=variables or {},
+        tags=ROLES,
+        timeout_s=NODES_S,
+    )
 
 
 def seal_play(images: Path, inventory: Inventory, document: Mapping[str, Any]) -> Play:

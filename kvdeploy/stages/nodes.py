@@ -113,39 +113,16 @@ class Crew:
 
     @property
     def device(self) -> Device:
-        return "cpu" if self.spec.runtime.device == "cpu" else "cuda"
+        return device_of(self.spec)
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Of the operator's own choice: they go before all others. Files are named from the folder
-        of the cluster file.
-
-        Raises:
-            CheckError: one of those files is not there.
-        """
-        told = dict(self.spec.aws.node_variables) if self.spec.aws else {}
-        return {n: self._found(n, v) if n in FILES else v for n, v in told.items()}
-
-    def _found(self, name: str, named: object) -> object:
-        if isinstance(named, list):
-            return [self._found(name, one) for one in named]
-        path = self.root / Path(str(named)).expanduser()
-        if not path.is_file():
-            msg = f"aws.node_variables.{name}: there is no file {path}"
-            raise CheckError(msg, hint="It is looked for from the folder of the cluster file.")
-        return str(path)
+        """Of the operator's own choice: they go before all others. Raises CheckError."""
+        return operators_variables(self.spec, self.root)
 
     def files(self) -> dict[str, str]:
         """What shapes nodes beside the playbooks: file -> its text, whoever chose it."""
-        chosen = control_files(self.device, NO_PACKAGE)
-        paths: dict[str, Any] = {
-            "vllm_lock": chosen.runtime_lock,
-            "vllm_probe": chosen.runtime_probe,
-            "vllm_site_files": list(chosen.runtime_site_files),
-            "model_lock": chosen.s3_lock,
-            "router_lock": chosen.router_lock,
-        } | {n: v for n, v in self.variables.items() if n in FILES}
-        return {name: _text(named) for name, named in paths.items()}
+        return shaping_files(self.device, self.variables)
 
     def made_of(self) -> dict[str, str]:
         """Digests of what processes are started from beside their LaunchSpecs: 'engine' and
@@ -243,6 +220,45 @@ def _place(url: str) -> tuple[str, int]:
     """'http://10.0.0.1:8000' -> ('10.0.0.1', 8000)."""
     address, _, port = url.removeprefix("http://").rpartition(":")
     return address, int(port)
+
+
+def device_of(spec: ClusterSpec) -> Device:
+    """Of the nodes' engines; CPUs are for rehearsals alone."""
+    return "cpu" if spec.runtime.device == "cpu" else "cuda"
+
+
+def operators_variables(spec: ClusterSpec, root: Path) -> dict[str, Any]:
+    """Variables of the operator's own choice. Files are named from `root`, the folder of the
+    cluster file.
+
+    Raises:
+        CheckError: one of those files is not there.
+    """
+    told = dict(spec.aws.node_variables) if spec.aws else {}
+    return {n: _found(root, n, v) if n in FILES else v for n, v in told.items()}
+
+
+def _found(root: Path, name: str, named: object) -> object:
+    if isinstance(named, list):
+        return [_found(root, name, one) for one in named]
+    path = root / Path(str(named)).expanduser()
+    if not path.is_file():
+        msg = f"aws.node_variables.{name}: there is no file {path}"
+        raise CheckError(msg, hint="It is looked for from the folder of the cluster file.")
+    return str(path)
+
+
+def shaping_files(device: Device, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Variable -> text of what it names, be it the operator's choice or ours."""
+    ours = control_files(device, NO_PACKAGE)
+    paths: dict[str, Any] = {
+        "vllm_lock": ours.runtime_lock,
+        "vllm_probe": ours.runtime_probe,
+        "vllm_site_files": list(ours.runtime_site_files),
+        "model_lock": ours.s3_lock,
+        "router_lock": ours.router_lock,
+    } | {n: v for n, v in variables.items() if n in FILES}
+    return {name: _text(named) for name, named in paths.items()}
 
 
 def control_files(device: Device, package: RouterPackage) -> ControlFiles:

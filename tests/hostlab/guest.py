@@ -67,6 +67,7 @@ class Host:
         neighbours: Mapping[str, str],
         kind: str,
         login_key: str = "",
+        host_key: tuple[str, str] | None = None,
     ) -> None:
         """Its file system over the shared layers, and what makes it another host than its like."""
         machine.mount(self._place, self.name, lower, self.folder)
@@ -75,7 +76,12 @@ class Host:
         lines = (f"{address} {name}" for name, address in neighbours.items())
         (etc / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
         key = etc / "ssh/ssh_host_ed25519_key"
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", key)
+        if host_key is None:
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", key)
+        else:
+            for path, text in zip((key, key.with_suffix(".pub")), host_key, strict=True):
+                path.touch(mode=0o600)
+                path.write_text(f"{text.strip()}\n")
         public = (self._place.root / "id.pub").read_text() + login_key
         for home, owner in (("root", 0), (f"home/{base.USER}", base.UID)):
             keys = self.root / home / ".ssh/authorized_keys"

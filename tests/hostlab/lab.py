@@ -106,13 +106,17 @@ class HostLab:
         binds: Mapping[Path, Path] | None = None,
         cores: tuple[int, ...] = (),
         login_key: str = "",
+        host_key: tuple[str, str] | None = None,
+        image: Path | None = None,
     ) -> Host:
         """One host more in a lab that is open, switched on; Host.wait tells when it is up.
 
         Whoever has `login_key` may log in as well, as with the key pair of an instance.
+        `host_key` is its private and its public one; None: it has one of its own. It starts from
+        the disk `image`, which Host.capture took.
         """
         host = self._plan(name, binds or {}, address=address, cores=cores)
-        self._make(host, hardware, login_key)
+        self._make(host, hardware, login_key, host_key, image)
         return host
 
     def remove(self, host: Host) -> None:
@@ -136,13 +140,21 @@ class HostLab:
         self.hosts = (*self.hosts, host)
         return host
 
-    def _make(self, host: Host, kind: str, login_key: str = "") -> None:
+    def _make(
+        self,
+        host: Host,
+        kind: str,
+        login_key: str = "",
+        host_key: tuple[str, str] | None = None,
+        image: Path | None = None,
+    ) -> None:
         layer = self.root / "hardware" / kind
         with self._building:
             if not layer.exists():
                 hw.build(layer, kind)
         neighbours = {h.name: h.address for h in self.hosts} | {"labhost": self.gateway}
-        host.prepare((layer, *self._lower), neighbours, kind, login_key)
+        lower = (layer, *([image] if image else []), *self._lower)
+        host.prepare(lower, neighbours, kind, login_key, host_key)
         net.connect(self.place, host.name, host._index, host.address)
         host.start()
 

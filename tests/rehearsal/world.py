@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import yaml
 
 from kvdeploy.adapters.recipe import lock_file
+from kvdeploy.model.image import BUILD_TAG
 from tests.double.client import Double
 from tests.hostlab import base
 from tests.hostlab.lab import HostLab
@@ -47,6 +49,8 @@ HARDWARE: Final = {GPU_TYPE: "p5en", "p5.4xlarge": "p5-small"}
 TCP: Final = {"UCX_TLS": "tcp,cuda_copy"}
 """NIXL sees the mocked GPUs, and refuses a UCX that could not reach their memory."""
 LOOK_S: Final = 0.3
+IMAGE_S: Final = 2.0
+"""Longer than a look: the disk of an image's builder is kept before the builder is gone."""
 ON: Final = frozenset({"pending", "running"})
 
 
@@ -80,6 +84,7 @@ class World:
         self.env, self._wheels = found, engine_wheels()
         try:
             self._stack.enter_context(self.double)
+            self.double.slow_image(IMAGE_S)
             self._stack.enter_context(self.lab).open()
             vendor = Vendor.build(self.root / "vendor")
             self.wheels = vendor.folder / "wheels"
@@ -188,9 +193,16 @@ class World:
             if seen[id].state == "stopped" and id not in self._stopped:
                 host.fault("stopped")
                 self._stopped.add(id)
+                self._keep_disk(seen[id], host)
             elif seen[id].state in ON and id in self._stopped:
                 host.heal("stopped")
                 self._stopped.remove(id)
+
+    def _keep_disk(self, machine: Machine, host: Host) -> None:
+        """Of the builder of an image: images are known by the build that they are of."""
+        if build := machine.tags.get(BUILD_TAG):
+            (self.root / "images").mkdir(exist_ok=True)
+            host.capture(self.root / "images" / build)
 
     def _switch_on(self, machine: Machine) -> None:
         try:
@@ -207,7 +219,7 @@ class World:
             address=str(machine.private_ip),
             binds={self._wheels: Path(WHEELS_AT)},
             cores=self._core_of(node),
-            login_key=self._login_key(machine),
+            **self._from_ec2(machine),
         )
         host.wait()
         return host
@@ -218,14 +230,35 @@ class World:
         at = 2 * int(number) + (role == "decode") if number.isdigit() else 0
         return (cores[at % len(cores)],)
 
-    def _login_key(self, machine: Machine) -> str:
+    def _from_ec2(self, machine: Machine) -> dict[str, Any]:
+        """What the host has of its instance: keys, and the disk of its image."""
         ec2 = self.double.client("ec2")
-        told = ec2.describe_instances(InstanceIds=[machine.id])
-        name = told["Reservations"][0]["Instances"][0].get("KeyName")
-        if not name:
-            return ""
-        keys = ec2.describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
-        return f"{keys[0]['PublicKey'].strip()}\n"
+        told = ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"][0]
+        found: dict[str, Any] = {}
+        if name := told.get("KeyName"):
+            keys = ec2.describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
+            found["login_key"] = f"{keys[0]['PublicKey'].strip()}\n"
+        (image,) = ec2.describe_images(ImageIds=[told["ImageId"]])["Images"]
+        builds = [tag["Value"] for tag in image.get("Tags", ()) if tag["Key"] == BUILD_TAG]
+        if builds:
+            found["image"] = self.root / "images" / builds[0]
+        return found | self._first_boot(ec2, machine)
+
+    def _first_boot(self, ec2: Any, machine: Machine) -> dict[str, Any]:
+        """What cloud-init would make of the user data: the keys in it."""
+        asked = {"InstanceId": machine.id, "Attribute": "userData"}
+        told = ec2.describe_instance_attribute(**asked).get("UserData", {}).get("Value", "")
+        text = b64decode(told).decode(errors="replace")
+        if not text.startswith("#cloud-config"):
+            return {}
+        config = yaml.safe_load(text)
+        keys = config.get("ssh_keys", {})
+        found: dict[str, Any] = {}
+        if "ed25519_private" in keys:
+            found["host_key"] = (keys["ed25519_private"], keys["ed25519_public"])
+        if logins := config.get("ssh_authorized_keys"):
+            found["login_key"] = "".join(f"{key.strip()}\n" for key in logins)
+        return found
 
 
 def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

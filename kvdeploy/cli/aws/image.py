@@ -6,6 +6,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,7 +14,6 @@ import click
 from kvdeploy.adapters.ansible.client import Ansible
 from kvdeploy.adapters.ansible.ssh import check_tools, known_as
 from kvdeploy.adapters.aws import builders, imaging
-from kvdeploy.adapters.aws.facts import locked_versions
 from kvdeploy.adapters.aws.prices import prices_of
 from kvdeploy.adapters.recipe import digests
 from kvdeploy.adapters.shipped import images_source, playbooks_source
@@ -25,11 +25,19 @@ from kvdeploy.cli.tables import show
 from kvdeploy.planning import imaging as planning
 from kvdeploy.planning.access import build_connection
 from kvdeploy.planning.configuration import Site
+from kvdeploy.planning.fleetplan import node_runtime
 from kvdeploy.polling import SystemClock
 from kvdeploy.stages import image as building
 from kvdeploy.stages.aws_preflight import aws_section, new_identity, session_of
 from kvdeploy.stages.image_preflight import find_base, find_ground, find_ready
-from kvdeploy.stages.nodes import NO_PACKAGE, control_files
+from kvdeploy.stages.nodes import (
+    FILES,
+    NO_PACKAGE,
+    control_files,
+    device_of,
+    operators_variables,
+    shaping_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +70,8 @@ class _Work:
     spec: ClusterSpec
     profile: InstanceProfile
     variables: dict[str, dict[str, Any]]
+    chosen: dict[str, Any]
+    """Variables of the operator's own, as for live nodes."""
     recipe: Recipe
 
 
@@ -82,7 +92,7 @@ def image(
     spec, clock = loaded.spec, clock or SystemClock()
     section = aws_section(spec)
     aws = aws or session_of(spec)
-    work = _work(spec, wishes.instance_type or section.instance_type)
+    work = _work(loaded, wishes.instance_type or section.instance_type)
     with recorded(app, store, "image") as (run, runner):
         with app.ui.step("ask AWS what there is"):
             base = find_base(aws, spec, wishes)
@@ -119,7 +129,7 @@ def show_images(loaded: Loaded, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([i.model_dump(mode="json") for i in found], indent=2))
         return
-    recipe = _work(loaded.spec, section.instance_type).recipe
+    recipe = _work(loaded, section.instance_type).recipe
     if not found:
         click.echo(f"no image of kvdeploy's is in {section.region}")
         return
@@ -138,16 +148,24 @@ def show_images(loaded: Loaded, *, as_json: bool) -> None:
 
 
 # --- what is decided here --------------------------------------------------------------------
-def _work(spec: ClusterSpec, instance_type: str) -> _Work:
+def _work(loaded: Loaded, instance_type: str) -> _Work:
+    spec, device = loaded.spec, device_of(loaded.spec)
     profile = planning.find_profile(instance_type)
-    site = Site(device="cuda", files=control_files("cuda", NO_PACKAGE))
+    site = Site(device=device, files=control_files(device, NO_PACKAGE))
     variables = planning.build_variables(spec, profile, site)
+    chosen = operators_variables(spec, loaded.root)
+    texts = shaping_files(device, chosen)
     files = digests(playbooks_source(), images_source(), planning.ROLES)
-    locked = locked_versions()
+    files |= {n: sha256(texts[n].encode()).hexdigest() for n in FILES if n in chosen}
+    pins = node_runtime(device, texts["vllm_lock"], {}).versions
+    meant = {n: v for n, v in chosen.items() if n not in FILES}
     recipe = planning.build_recipe(
-        variables, files, {"vllm": locked.vllm, "nixl": locked.nixl}, site
+        variables | ({"operator": meant} if meant else {}),
+        files,
+        {name: pins.get(name, "") for name in ("vllm", "nixl")},
+        site,
     )
-    return _Work(spec=spec, profile=profile, variables=variables, recipe=recipe)
+    return _Work(spec=spec, profile=profile, variables=variables, chosen=chosen, recipe=recipe)
 
 
 def _plan(
@@ -200,6 +218,7 @@ def _plan(
         inventory=inventory,
         document=planning.image_document(work.recipe, base, now),
         playbooks=images_source(),
+        variables=work.chosen,
         keep=keep,
     )
 
