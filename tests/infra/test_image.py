@@ -240,6 +240,26 @@ def test_an_image_is_made_of_a_node_that_nodes_yml_made_and_of_nothing_else(benc
     assert (made.os, made.architecture) == ("Ubuntu 24.04", "x86_64")
 
 
+def test_the_operators_variables_reach_the_builder_and_are_part_of_its_recipe(
+    bench: Bench,
+) -> None:
+    lock = bench.root / "mine.txt"
+    recipes = []
+    for pin in ("vllm==0.32.0", "vllm==0.32.1"):
+        lock.write_text(f"{pin}\n")
+        bench.write(node_variables={"efa_url": "http://mirror", "vllm_lock": "mine.txt"})
+        told = bench.build()
+        recipes.append(told["recipe"])
+        assert bench.script.plays[-2].variables == {
+            "efa_url": "http://mirror",
+            "vllm_lock": str(lock),
+        }
+        assert f"vllm=={told['versions']['vllm']}" == pin
+    bench.write(node_variables={"efa_url": "http://elsewhere", "vllm_lock": "mine.txt"})
+    recipes.append(bench.build()["recipe"])
+    assert len(set(recipes)) == 3
+
+
 def test_the_builder_is_told_whom_to_let_in_and_who_it_is(bench: Bench) -> None:
     keys: list[str] = []
     bench.script.at["reach.yml"] = lambda: keys.extend(bench.keys())
