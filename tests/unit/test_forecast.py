@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +20,13 @@ from kvdeploy.stages.nodefleet import NodeFleetStage
 from tests.unit.test_node_stages import Fleet, Made, Memory, cluster, crew_of, up
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from kvdeploy.model.inventory import Host
     from kvdeploy.model.spec import ClusterSpec
+
+pytestmark = pytest.mark.real_process  # a router on loopback
 
 LATER = ("configure", "model", "fleet", "proof")
 
@@ -54,11 +61,39 @@ def small(**changes: Any) -> ClusterSpec:
     return cluster(aws=aws, **changes)
 
 
+class Ready(BaseHTTPRequestHandler):
+    """A router that says that every pair is warm."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(autouse=True)
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Behind every way through a node."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+
+        @contextmanager
+        def way(
+            _fleet: Fleet, _through: Host, targets: Sequence[tuple[str, int]]
+        ) -> Iterator[Mapping[tuple[str, int], int]]:
+            yield dict.fromkeys(targets, server.server_port)
+
+        monkeypatch.setattr(Fleet, "way", way)
+        yield
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    found = World(tmp_path)
-    monkeypatch.setattr("kvdeploy.stages.nodefleet.pairs_ready", lambda _: True)
-    return found
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 def test_before_there_is_anything_everything_is_made(tmp_path: Path) -> None:
@@ -135,6 +170,8 @@ def test_another_pin_makes_environments_anew_and_restarts_engines(tmp_path: Path
     lock.write_text("vllm==0.32.0\nnixl==1.3.2\n")
     told = {"aws": {"node_variables": {"vllm_lock": "mine.txt"}}}
     world = World(tmp_path, **told)
+    lock.write_text("# of today\nvllm==0.32.0\nnixl==1.3.2\n")
+    assert world.ahead(**told).restart == ()
     lock.write_text("vllm==0.32.0\nnixl==1.3.3\n")  # the same name, another content
     ahead = world.ahead(**told)
     assert ahead.restart == ("decode-0", "prefill-0")
@@ -156,6 +193,13 @@ def test_a_node_made_anew_restarts_what_runs_on_it(world: World) -> None:
         configure=("decode-0",),
         restart=("decode-0",),
         reload=("router",),
+    )
+
+
+def test_the_routers_node_made_anew_touches_no_engine(tmp_path: Path) -> None:
+    told = {"router": {"host": "0.0.0.0", "allow_anonymous": True}}
+    assert World(tmp_path, **told).ahead(instances={"router-0": "replace"}, **told) == Forecast(
+        stages=("provision", *LATER), configure=("router-0",), restart=("router",)
     )
 
 
