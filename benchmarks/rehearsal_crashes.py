@@ -25,7 +25,6 @@ AT_MOST_S: Final = 500
 LEFT_S: Final = 150
 SIGNALS: Final = {"kvdeploy": signal.SIGKILL, "Ctrl-C": signal.SIGINT}
 PROGRAMS: Final = {"terraform": "terraform", "worker": "kvdeploy.adapters.ansible.worker"}
-FROM_NOTHING: Final = "all of it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +36,6 @@ class Crash:
     """and how long before."""
     victim: str
     """kvdeploy, terraform, worker, or a node; Ctrl-C is no victim, but typed."""
-    first: tuple[str, ...] = ()
-    """What must have been done: a whole `up`, so that there is something to take down."""
 
 
 EARLY: Final = (
@@ -58,11 +55,10 @@ LATE: Final = (
     Crash(verb=UP, after="-> prove one push", s=0.5, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="terraform"),
-    Crash(verb=DOWN, after="- instance", s=0.2, victim="kvdeploy"),
-    Crash(verb=DOWN, after="-> destroy", s=2, victim="Ctrl-C"),
+    Crash(verb=DOWN, after="-> destroy", s=5, victim="Ctrl-C"),
+    Crash(verb=DOWN, after="-> destroy", s=5, victim="decode-0"),
 )
-DYING: Final = (Crash(verb=DOWN, after="-> destroy", s=2, victim="decode-0"),)
-"""After which down itself goes on: the host was to go anyway."""
+"""The last is no crash of down: the host was to go anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
