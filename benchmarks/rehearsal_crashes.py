@@ -36,6 +36,8 @@ class Crash:
     """and how long before."""
     victim: str
     """kvdeploy, terraform, worker, or a node; Ctrl-C is no victim, but typed."""
+    block_size: int = 128
+    """Another one than in the row before: all engines have to start again."""
 
 
 EARLY: Final = (
@@ -49,9 +51,9 @@ EARLY: Final = (
 """Into the build of the engines' environment, which is the longest part of nodes.yml."""
 LATE: Final = (
     Crash(verb=UP, after="-> start the fleet", s=10, victim="kvdeploy"),
-    Crash(verb=UP, after="-> start the fleet", s=10, victim="worker"),
-    Crash(verb=UP, after="-> start the fleet", s=12, victim="decode-0"),
-    Crash(verb=UP, after="-> start the fleet", s=12, victim="Ctrl-C"),
+    Crash(verb=UP, after="-> start the fleet", s=10, victim="worker", block_size=32),
+    Crash(verb=UP, after="-> start the fleet", s=12, victim="decode-0", block_size=64),
+    Crash(verb=UP, after="-> start the fleet", s=12, victim="Ctrl-C", block_size=16),
     Crash(verb=UP, after="-> prove one push", s=0.5, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="terraform"),
@@ -104,9 +106,10 @@ def _converge(world: World, verb: Sequence[str]) -> int:
 
 def _strike_a_run(world: World, crash: Crash) -> Struck:
     log = world.root / "run.log"
+    changed = ("--set", f"connector.block_size={crash.block_size}") if crash.verb == UP else ()
     with log.open("wb") as sink:
         run = subprocess.Popen(
-            [sys.executable, "-m", "kvdeploy", *crash.verb],
+            [sys.executable, "-m", "kvdeploy", *crash.verb, *changed],
             cwd=world.root,
             env=world.environment,
             stdin=subprocess.DEVNULL,
