@@ -141,8 +141,8 @@ def _model(record: Record, crew: Crew) -> ModelOutputs:
 
 
 def _is_new(stage: Stage, record: Record, results: Results) -> bool:
-    known = record.stages.get(stage.name)
-    return known is None or known.digest != digest_of(stage.inputs(results))
+    known, digest = record.stages.get(stage.name), digest_of(stage.inputs(results))
+    return known is None or known.digest != digest
 
 
 def _everything(crew: Crew) -> Forecast:

@@ -49,6 +49,16 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
     planned = bench.run("plan")
     assert planned.code == 0, planned.err
     assert "terraform: nothing to do" in planned.out
+    assert planned.out.split("terraform: nothing to do\n")[1].splitlines()[:3] == [
+        "make ready (nodes.yml): decode-0, prefill-0, router-0",
+        "start: decode-0, prefill-0, router",
+        "up: configure, model, fleet, proof",
+    ]
+    replaced = json.loads(bench.run("plan", "--replace", "decode-0", "--json").out)
+    assert {c["address"].split('"')[1]: c["action"] for c in replaced["changes"]} == {
+        "decode-0": "replace"
+    }
+    assert replaced["up"]["stages"][0] == "provision"
 
     status = bench.run("status", "--json")
     assert status.code == 0

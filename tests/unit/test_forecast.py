@@ -106,6 +106,23 @@ def test_before_there_is_anything_everything_is_made(tmp_path: Path) -> None:
     )
 
 
+def test_nodes_without_a_fleet_are_made_ready_and_all_of_it_started(tmp_path: Path) -> None:
+    memory, fleet = Memory(), Fleet()
+    crew = crew_of(small(), fleet, tmp_path)
+    up(Made(small()), crew, memory, until="provision")
+    everything = Forecast(
+        stages=LATER,
+        configure=("decode-0", "prefill-0", "router-0"),
+        start=("decode-0", "prefill-0", "router"),
+    )
+    assert foresee(memory.record, crew, {}, provision=False) == everything
+    fleet.generations = {}
+    up(Made(small()), crew, memory)
+    assert foresee(memory.record, crew, {}, provision=False) == Forecast(
+        stages=("fleet", "proof"), start=("decode-0", "prefill-0", "router")
+    )
+
+
 def test_what_is_up_is_left_alone(world: World) -> None:
     assert world.ahead() == Forecast()
 
