@@ -228,7 +228,7 @@ def _look(world: World) -> Seen:
         m.tags["kvdeploy:node"]: m for m in world.double.instances() if m.state == "running"
     }
     told = world.kvdeploy("status", "--json", timeout_s=120)
-    status: dict[str, Any] = json.loads(told.stdout) if told.returncode == 0 else {}
+    status: dict[str, Any] = json.loads(told.stdout) if told.stdout.strip() else {}
     runs = {p["name"]: p["generation"] for p in status.get("processes", ()) if p["generation"]}
     router = instances.get("router-0")
     return Seen(

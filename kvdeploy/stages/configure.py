@@ -93,12 +93,13 @@ class ConfigureStage:
 
     def _digests(self, inventory: Inventory) -> dict[str, str]:
         """Of everything that nodes.yml makes of each node."""
-        files = _digest([tree_digest(playbooks_source()), self._crew.files()])
+        playbooks, files = tree_digest(playbooks_source()), self._crew.files()
+        routers = {"router_lock": files.pop("router_lock")}
         groups = inventory.group_vars
         return {
             host.name: _digest(
                 {
-                    "files": files,
+                    "files": [playbooks, routers if host.role == "router" else files],
                     "instance": host.instance_id,
                     "ours": self._crew.variables,
                     "told": _told(groups.get("all", {}))

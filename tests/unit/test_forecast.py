@@ -192,7 +192,7 @@ def test_another_pin_makes_environments_anew_and_restarts_engines(tmp_path: Path
     lock.write_text("vllm==0.32.0\nnixl==1.3.3\n")  # the same name, another content
     ahead = world.ahead(**told)
     assert ahead.restart == ("decode-0", "prefill-0")
-    assert ahead.configure == ("decode-0", "prefill-0", "router-0")
+    assert ahead.configure == ("decode-0", "prefill-0")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
