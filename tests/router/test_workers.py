@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -20,7 +21,6 @@ from tests.router.test_process import read_until, run_router, run_to_end, write_
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.loopback, pytest.mark.real_process]
 
@@ -180,9 +180,12 @@ async def test_a_stop_lets_every_worker_finish_its_streams(tmp_path: Path) -> No
     assert (rest, code) == ([b"".join(CHUNKS[1:])] * 2, 0)
 
 
-async def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+async def test_workers_do_not_outlive_a_killed_parent_and_clear_up_after_it(tmp_path: Path) -> None:
     async with run_fleet() as fleet, run_crew(tmp_path / "r.json", fleet) as crew:
         pids = [crew.pid_of(0), crew.pid_of(1)]
+        words = psutil.Process(pids[0]).cmdline()
+        folder = Path(words[words.index("--folder") + 1])
+        assert folder.is_dir()
         crew.process.kill()
         await crew.process.wait()
         try:
@@ -192,6 +195,7 @@ async def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         finally:
             for pid in filter(is_alive, pids):
                 os.kill(pid, signal.SIGKILL)
+        assert not folder.exists()
 
 
 def is_alive(pid: int) -> bool:
