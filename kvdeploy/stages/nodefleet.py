@@ -49,8 +49,12 @@ class NodeFleetStage:
 
     def outputs(self) -> FleetOutputs:
         """What is planned, before anything of it runs."""
-        keys = self._crew.api_key_file
-        fleet = self.planned.plan.outputs({}, api_key_file=str(keys) if keys else None)
+        keys, cert = self._crew.api_key_file, self._crew.tls_cert_file
+        fleet = self.planned.plan.outputs(
+            {},
+            api_key_file=str(keys) if keys else None,
+            tls_cert_file=str(cert) if cert else None,
+        )
         return fleet.model_copy(update={"made_of": self._made_of()})
 
     def _made_of(self) -> dict[str, str]:
@@ -60,12 +64,12 @@ class NodeFleetStage:
 
     def inputs(self, results: Results) -> Mapping[str, Any]:
         self._planned = self._blueprint(results)
-        keys = "\n".join(self._crew.api_keys())
+        secrets = "\n".join((*self._crew.api_keys(), *self._crew.tls_texts()))
         return {
             "plan": self.planned.plan.model_dump(mode="json"),
             "nodes": {h.name: h.instance_id for h in self.planned.inventory.hosts},
             "made_of": self._made_of(),
-            "keys": hashlib.sha256(keys.encode()).hexdigest(),
+            "secrets": hashlib.sha256(secrets.encode()).hexdigest(),
         }
 
     def holds(self, result: Mapping[str, Any]) -> bool:
