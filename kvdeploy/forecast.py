@@ -100,9 +100,7 @@ def _fleet(
     if is_new or is_restarted:
         same = was == wanted.model_copy(update={"generations": was.generations})
         if same and not (acts.is_something or is_restarted):
-            return replace(acts, reload=(ROUTER,)), {
-                "fleet"
-            }  # keys, certificate
+            return replace(acts, reload=(ROUTER,)), {"fleet"}  # keys, certificate
         return acts, {"fleet", "proof"}
     return acts, {"fleet"} if unknown or not stage.holds(last) else set()
 

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from kvdeploy.adapters.package import build_router_package
-from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
+from kvdeploy.adapters.recipe import tree_digest
 from kvdeploy.adapters.shipped import playbooks_source
-from kvdeploy.errors import CheckError
 from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import ModelOutputs, NodeFacts
-from kvdeploy.model.package import RouterPackage
 from kvdeploy.planning.configuration import (
-    ControlFiles,
     Site,
     build_inventory,
     model_path,
@@ -28,6 +25,12 @@ from kvdeploy.planning.configuration import (
 )
 from kvdeploy.planning.fleetplan import machines_of, node_runtime, plan_fleet
 from kvdeploy.planning.operator_checks import PASSWORD
+from kvdeploy.stages.ingredients import (
+    control_files,
+    device_of,
+    operators_variables,
+    shaping_files,
+)
 from kvdeploy.stages.model import default_name, dtype_of, model_folder
 
 if TYPE_CHECKING:
@@ -45,12 +48,8 @@ if TYPE_CHECKING:
     from kvdeploy.proc import Outcome
     from kvdeploy.progress import Listener
 
-NO_PACKAGE: Final = RouterPackage(path="", digest="")
-"""For machines without a router."""
 UNKNOWN: Final = NodeFacts(boot_id="", interface="lo", cores=(0,))
 """In the place of what a node has not been asked yet; nothing is done to it because of this."""
-FILES: Final = ("vllm_lock", "vllm_probe", "vllm_site_files", "model_lock", "router_lock")
-"""Variables of roles that name files of this machine."""
 TOKEN: Final = "HF_TOKEN"  # noqa: S105  # the name of a variable
 
 
@@ -237,62 +236,6 @@ def _place(url: str) -> tuple[str, int]:
     """'http://10.0.0.1:8000' -> ('10.0.0.1', 8000)."""
     address, _, port = urlsplit(url).netloc.rpartition(":")
     return address, int(port)
-
-
-def device_of(spec: ClusterSpec) -> Device:
-    """Of the nodes' engines; CPUs are for rehearsals alone."""
-    return "cpu" if spec.runtime.device == "cpu" else "cuda"
-
-
-def operators_variables(spec: ClusterSpec, root: Path) -> dict[str, Any]:
-    """Variables of the operator's own choice. Files are named from `root`, the folder of the
-    cluster file.
-
-    Raises:
-        CheckError: one of those files is not there.
-    """
-    told = dict(spec.aws.node_variables) if spec.aws else {}
-    return {n: _found(root, n, v) if n in FILES else v for n, v in told.items()}
-
-
-def _found(root: Path, name: str, named: object) -> object:
-    if isinstance(named, list):
-        return [_found(root, name, one) for one in named]
-    path = root / Path(str(named)).expanduser()
-    if not path.is_file():
-        msg = f"aws.node_variables.{name}: there is no file {path}"
-        raise CheckError(msg, hint="It is looked for from the folder of the cluster file.")
-    return str(path)
-
-
-def shaping_files(device: Device, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Variable -> text of what it names, be it the operator's choice or ours."""
-    ours = control_files(device, NO_PACKAGE)
-    paths: dict[str, Any] = {
-        "vllm_lock": ours.runtime_lock,
-        "vllm_probe": ours.runtime_probe,
-        "vllm_site_files": list(ours.runtime_site_files),
-        "model_lock": ours.s3_lock,
-        "router_lock": ours.router_lock,
-    } | {n: v for n, v in variables.items() if n in FILES}
-    return {name: _text(named) for name, named in paths.items()}
-
-
-def control_files(device: Device, package: RouterPackage) -> ControlFiles:
-    """What roles take from this machine."""
-    return ControlFiles(
-        runtime_lock=str(lock_file(f"{device}.txt")),
-        runtime_probe=str(probe_file()),
-        runtime_site_files=(str(tiles_file()),) if device == "cpu" else (),
-        s3_lock=str(lock_file("node.txt")),
-        router_lock=str(lock_file("router.txt")),
-        router_package=package,
-    )
-
-
-def _text(named: str | list[str]) -> str:
-    paths = named if isinstance(named, list) else [named]
-    return "\n".join(Path(path).read_text(encoding="utf-8") for path in paths)
 
 
 def _digest(document: object) -> str:

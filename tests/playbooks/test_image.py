@@ -108,7 +108,7 @@ class Runs:
 
 
 def files() -> Any:
-    from kvdeploy.stages.nodes import NO_PACKAGE, control_files
+    from kvdeploy.stages.ingredients import NO_PACKAGE, control_files
 
     return control_files("cuda", NO_PACKAGE)
 

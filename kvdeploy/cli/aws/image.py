@@ -30,7 +30,7 @@ from kvdeploy.polling import SystemClock
 from kvdeploy.stages import image as building
 from kvdeploy.stages.aws_preflight import aws_section, new_identity, session_of
 from kvdeploy.stages.image_preflight import find_base, find_ground, find_ready
-from kvdeploy.stages.nodes import (
+from kvdeploy.stages.ingredients import (
     FILES,
     NO_PACKAGE,
     control_files,
