@@ -95,8 +95,7 @@ bench-router: $(VENV)/.developing
 bench-rehearsal: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.rehearsal times
 	$(BIN)/python -m benchmarks.rehearsal early
-	$(BIN)/python -m benchmarks.rehearsal late
-	$(BIN)/python -m benchmarks.rehearsal changes
+	$(BIN)/python -m benchmarks.rehearsal changes late
 	$(BIN)/python -m benchmarks.rehearsal times 2 3
 	$(BIN)/python -m benchmarks.rehearsal image
 

@@ -6,7 +6,7 @@
     python -m benchmarks.rehearsal early         kill -9, power loss, Ctrl-C in up's first stages
     python -m benchmarks.rehearsal late          the same in its last stages, and in down
 
-All of it: `make bench-rehearsal`. Prints tables; exit code 1 where a row is not as it should be.
+Several of them go on in one world. All of it: `make bench-rehearsal`. Prints tables; exit code 1 where a row is not as it should be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.rehearsal_crashes import DOWN, EARLY, LATE, UP
 from tests.rehearsal.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 ENDED: Final = re.compile(r"ok (.+) \(([\d.]+) s\)$")
 AT_MOST_S: Final = 900
@@ -34,22 +34,27 @@ SMALL: Final[dict[str, Any]] = {"aws": {"instance_type": "p5.4xlarge"}}
 
 
 def main() -> int:
-    what, *numbers = sys.argv[1:] or ["times"]
-    document: dict[str, Any] = SMALL if what == "changes" or numbers else {}
+    words = sys.argv[1:] or ["times"]
+    numbers = [int(word) for word in words if word.isdigit()]
+    document: dict[str, Any] = SMALL if "changes" in words or numbers else {}
     if numbers:
-        counts = zip(("prefill", "decode"), map(int, numbers), strict=True)
+        counts = zip(("prefill", "decode"), numbers, strict=True)
         document = document | {"fleet": {role: {"count": n} for role, n in counts}}
+    parts: dict[str, Callable[[World], int]] = {
+        "times": lambda world: _times(world, document),
+        "image": _image,
+        "changes": rehearsal_changes.run,
+        "early": lambda world: rehearsal_crashes.run(world, EARLY),
+        "late": lambda world: rehearsal_crashes.run(world, LATE),
+    }
     with (
         tempfile.TemporaryDirectory(prefix="kvdeploy-rehearsal-") as folder,
         World(Path(folder), document) as world,
     ):
-        if what == "times":
-            return _times(world, document)
-        if what == "image":
-            return _image(world)
-        if what == "changes":
-            return rehearsal_changes.run(world)
-        return rehearsal_crashes.run(world, {"early": EARLY, "late": LATE}[what])
+        bad = [part for part in words if part in parts and parts[part](world)]
+        if world.double.instances():
+            _row(world, "`down`", *DOWN)
+    return 1 if bad else 0
 
 
 def _times(world: World, document: Mapping[str, Any]) -> int:

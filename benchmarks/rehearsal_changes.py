@@ -121,11 +121,9 @@ def run(world: World) -> int:
     """Prints the table; 1 where a row is not as it was announced."""
     print("| change | plan says | `up` does | stages of `up` | s |\n|---|---|---|---|---|")
     wrong = [change.title for change in CHANGES if not _row(world, change)]
-    done = world.kvdeploy("down", "--yes", timeout_s=AT_MOST_S)
-    print(f"down: {done.returncode}; instances left: {len(world.double.instances())}")
     if wrong:
         print(f"not as announced: {', '.join(wrong)}")
-    return 1 if wrong or done.returncode else 0
+    return 1 if wrong else 0
 
 
 def _row(world: World, change: Change) -> bool:
