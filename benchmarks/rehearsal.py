@@ -6,7 +6,8 @@
     python -m benchmarks.rehearsal early         kill -9, power loss, Ctrl-C in up's first stages
     python -m benchmarks.rehearsal late          the same in its last stages, and in down
 
-Several of them go on in one world. All of it: `make bench-rehearsal`. Prints tables; exit code 1 where a row is not as it should be.
+Several of them go on in one world. All of it: `make bench-rehearsal`. Prints tables;
+exit code 1 where a row is not as it should be.
 """
 
 from __future__ import annotations
