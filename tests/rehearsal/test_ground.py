@@ -192,9 +192,22 @@ def launch(ec2: Any, cidr: str) -> None:
     )
 
 
-def test_what_a_killed_world_left_is_named_and_removed_with_consent(tmp_path: Path) -> None:
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a world; whatever happens, nothing is left of it."""
     ready_or_skip()
-    root = tmp_path / "root"
+    yield tmp_path / "root"
+    assert rehearsal("down", "--root", tmp_path / "root").returncode == 0
+
+
+def test_what_a_killed_world_left_is_named_and_removed_with_consent(root: Path) -> None:
     assert rehearsal("up", "--root", root).returncode == 0
     (place,) = (p for p in net.places() if p.root == ground.lab_of(root))
     ec2 = in_the_world(root)
@@ -208,10 +221,10 @@ def test_what_a_killed_world_left_is_named_and_removed_with_consent(tmp_path: Pa
     assert again.stderr.startswith(f"a world is in {root} already (pid {place.owner}): ")
 
     children = psutil.Process(place.owner).children(recursive=True)
-    os.kill(place.owner, signal.SIGKILL)
-    assert wait_for(lambda: net.started(place.owner) is None or None, timeout_s=10)
     double = next(p for p in children if "tests.double" in p.cmdline())
-    double.wait(10)
+    os.kill(place.owner, signal.SIGKILL)
+    assert wait_for(lambda: not alive(place.owner) or None, timeout_s=10)
+    assert wait_for(lambda: not alive(double.pid) or None, timeout_s=10)
 
     left = (
         f"hosts {host}, bridge {place.bridge} of a run that was killed (pid {place.owner}), in "
