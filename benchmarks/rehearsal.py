@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ENDED: Final = re.compile(r"ok (.+) \(([\d.]+) s\)$")
-AT_MOST_S: Final = 900
+AT_MOST_S: Final = 1200
 SMALL: Final[dict[str, Any]] = {"aws": {"instance_type": "p5.4xlarge"}}
 """A node an engine."""
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left of its world
     words = sys.argv[1:] or ["times"]
     numbers = [int(word) for word in words if word.isdigit()]
     document: dict[str, Any] = SMALL if "changes" in words or numbers else {}

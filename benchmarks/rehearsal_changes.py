@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.rehearsal.world import World
 
-AT_MOST_S: Final = 500
+AT_MOST_S: Final = 1200
 REFUSED: Final = 4
 TWO: Final = "fleet.decode.count=2"
 BLOCKS: Final = "connector.block_size=32"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 UP: Final = ("up", "--yes")
 DOWN: Final = ("down", "--yes")
-AT_MOST_S: Final = 500
+AT_MOST_S: Final = 1200
 LEFT_S: Final = 150
 SIGNALS: Final = {"kvdeploy": signal.SIGKILL, "Ctrl-C": signal.SIGINT}
 PROGRAMS: Final = {"terraform": "terraform", "worker": "kvdeploy.adapters.ansible.worker"}
