@@ -127,3 +127,8 @@ def _say_what_bills(
             f"interrupted: {', '.join(bills)} are there, and bill: at most ${cost.usd_hour:.2f} an "
             "hour; 'kvdeploy down' goes on"
         )
+    elif found:
+        app.ui.say(
+            f"interrupted: {len(found)} things are there, and none bills by the hour; "
+            "'kvdeploy down' goes on"
+        )
