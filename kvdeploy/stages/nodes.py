@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.fleetplan import FleetPlan
     from kvdeploy.proc import Outcome
+    from kvdeploy.stages.writing import Talker
 
 NO_PACKAGE: Final = RouterPackage(path="", digest="")
 """For machines without a router."""
@@ -76,6 +77,9 @@ class Nodes(Protocol):
         """Ports of this machine that lead to `targets`. Raises UnreachableError."""
 
     def follow(self, host: Host, *argv: str, log: Path) -> None: ...
+
+    def talk(self, host: Host, *argv: str) -> AbstractContextManager[Talker]:
+        """A program on a node that is spoken with. Raises ToolError."""
 
 
 @dataclass(frozen=True, kw_only=True)
