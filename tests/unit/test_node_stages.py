@@ -29,12 +29,14 @@ from tests.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from kvdeploy.adapters.ansible.client import Play
     from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.model.inventory import Host
     from kvdeploy.stages.base import Results
+    from kvdeploy.stages.writing import Talker
 
 CONFIG: Final = {"model_type": "llama", "num_hidden_layers": 4}
 UNREACHABLE: Final = UnreachableError("decode-0 (10.0.0.2) is not reachable: connection refused")
@@ -85,6 +87,9 @@ class Fleet:
         yield {target: 40000 + i for i, target in enumerate(targets)}
 
     def follow(self, host: Host, *argv: str, log: Path) -> None:
+        raise NotImplementedError
+
+    def talk(self, host: Host, *argv: str) -> AbstractContextManager[Talker]:
         raise NotImplementedError
 
 
@@ -427,6 +432,9 @@ def test_a_node_is_examined_by_its_own_name_or_its_engines(
     assert [(s.what, s.found, s.needed, s.verdict) for s in examine_node(units, "prefill-0")] == [
         ("GPUs", "0", "8", "missing"),
         ("EFA devices", "0", "16", "missing"),
+        ("driver", "no NVIDIA driver answers", "the fabric manager's", "missing"),
+        ("memlock", "no engine has a unit here", "unlimited", "missing"),
+        ("huge pages", "0 huge pages of 2 MiB, of 5128", "5128", "missing"),
         ("prefill-0", "absent", "active", "missing"),
     ]
     assert [s.what for s in examine_node(units, "router")] == ["router"]

@@ -98,4 +98,5 @@ def test_what_a_node_says_of_itself_can_be_read() -> None:
     facts = NodeFacts.model_validate_json(ran.stdout)
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts.cores
+    assert facts.huge_pages == int(Path("/proc/sys/vm/nr_hugepages").read_text())
     assert facts.interface in {"lo", ""}  # "" where there is no ip
