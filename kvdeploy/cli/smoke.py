@@ -8,21 +8,31 @@ import click
 
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.app import COMMANDS, App
-from kvdeploy.cli.common import file_option, find, json_option, name_option, recorded
+from kvdeploy.cli.common import (
+    asked_now,
+    file_option,
+    find,
+    json_option,
+    name_option,
+    recorded,
+)
 from kvdeploy.cli.tables import show
 from kvdeploy.errors import FleetError
-from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
 from kvdeploy.model.reports import Verdict
 from kvdeploy.stages.fleet import LocalFleetStage
+from kvdeploy.stages.ground import LocalGround
 from kvdeploy.stages.proof import raise_unless_proven
 from kvdeploy.stages.smoke import Smoke
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdeploy.adapters.store import Store
+    from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
 
 COLOURS = {"passed": "green", "failed": "red", "mocked": "yellow", "not applicable": "yellow"}
 
@@ -38,13 +48,14 @@ def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> No
     if record.spec is None or not {"model", "fleet"} <= record.stages.keys():
         msg = f"cluster {store.cluster!r} is not up: there is nothing to prove"
         raise FleetError(msg, hint="Run 'kvdeploy up' first.")
+    now, source = asked_now(app, file, store)
     with recorded(app, store, "smoke") as (run, runner):
         if record.spec.target == "aws":
             from kvdeploy.cli.aws.fleet import climb
 
-            report = climb(app, store, record, run, runner)
+            report = climb(app, store, record, run, runner, now=now, source=source)
         else:
-            report = _climb(app, store, record)
+            report = _climb(app, store, record, run, runner, now=now, source=source)
         document = report.model_dump(mode="json") | {"proven": report.proven}
         path = run.report("smoke", document)
     if as_json:
@@ -57,7 +68,16 @@ def smoke(app: App, file: Path | None, cluster: str | None, as_json: bool) -> No
     raise_unless_proven(report)
 
 
-def _climb(app: App, store: Store, record: Record) -> SmokeReport:
+def _climb(
+    app: App,
+    store: Store,
+    record: Record,
+    run: RunLog,
+    runner: Runner,
+    *,
+    now: ClusterSpec | None,
+    source: str,
+) -> SmokeReport:
     """On this machine."""
     assert record.spec is not None  # noqa: S101  # looked at before
     processes = Processes(store.processes)
@@ -69,8 +89,11 @@ def _climb(app: App, store: Store, record: Record) -> SmokeReport:
     if not stage.is_whole(fleet):
         msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
         raise FleetError(msg, hint="'kvdeploy up' repairs it.")
+    runtime = RuntimeOutputs.model_validate(record.stages["runtime"].result)
+    log = run.path / "ground.log"
+    ground = LocalGround(record.spec, fleet, runtime, runner, now=now, source=source, log=log)
     with app.ui.step("climb the smoke ladder") as step:
-        return Smoke(record.spec, model, fleet, processes, step).climb()
+        return Smoke(record.spec, model, fleet, processes, step, ground=ground).climb()
 
 
 def _print(report: SmokeReport) -> None:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from kvdeploy.model.counters import EngineCounters
-    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, NodeFacts
-    from kvdeploy.model.reports import RungReport
+    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
     from kvdeploy.model.routing import Engine
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.questions import Question
     from kvdeploy.stages.base import Step
+    from kvdeploy.stages.ground import Ground
 
 AT_ONCE: Final = 8
 LONG_BLOCKS: Final = 4.5
@@ -46,16 +46,6 @@ class Freezer(Protocol):
     def resume(self, name: str) -> None: ...
 
 
-class Hardware(Protocol):
-    """The nodes under a fleet."""
-
-    def look(self) -> dict[str, NodeFacts]: ...
-
-    def judge(
-        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
-    ) -> Iterator[RungReport]: ...
-
-
 class Smoke:
     """One climb. `spec` is the cluster file that the fleet was brought up with."""
 
@@ -67,9 +57,9 @@ class Smoke:
         freezer: Freezer | None,
         step: Step,
         *,
-        hardware: Hardware | None = None,
+        ground: Ground | None = None,
     ) -> None:
-        self.spec, self.freezer, self.step, self.hardware = spec, freezer, step, hardware
+        self.spec, self.freezer, self.step, self.ground = spec, freezer, step, ground
         self.asker = Asker(fleet)
         self.ledger = Ledger(spec, model)
         self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
@@ -81,7 +71,8 @@ class Smoke:
         self.step.update("waiting for a quiet fleet")
         self.asker.wait_quiet()
         words_long = self._words_long()
-        nodes = self.hardware.look() if self.hardware else {}
+        if self.ground is not None:
+            self.ledger.take(self.ground.rungs(self.step, self.nonce))
         before = self.asker.counters()
         for prefill, decode in self.asker.pairs:
             # What differs comes first: a block in common would be in decode's cache already.
@@ -89,7 +80,7 @@ class Smoke:
             asked = questions.pair_questions(nonce, words_long=words_long)
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
-        self._nodes(nodes, before)
+        self._carried(before)
         self._controls(before)
         return self._report()
 
@@ -162,15 +153,13 @@ class Smoke:
                 verdicts.judge_failures("router", _sum([after[n] - before[n] for n in after]))
             )
 
-    def _nodes(self, nodes: Mapping[str, NodeFacts], before: Mapping[str, EngineCounters]) -> None:
-        if self.hardware is None:
+    def _carried(self, before: Mapping[str, EngineCounters]) -> None:
+        if self.ground is None:
             return
-        self.step.update("nodes: their devices")
-        with self.ledger.timed():
-            after = self.asker.counters()
-            pushed = {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
-            for rung in self.hardware.judge(nodes, pushed):
-                self.ledger.add(rung)
+        self.step.update("nodes: what their devices moved")
+        after = self.asker.counters()
+        pushed = {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
+        self.ledger.take(self.ground.carried(pushed))
 
     def _controls(self, before: dict[str, EngineCounters]) -> None:
         """Freeze every prefill: a request must fail, in words and in time. Then thaw them."""

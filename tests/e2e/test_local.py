@@ -332,8 +332,20 @@ def test_smoke_proves_the_fleet(cluster: Cluster) -> None:
     report = ran.document
     assert report["proven"]
     verdicts = {(r["rung"], r["subject"]): r["verdict"] for r in report["rungs"]}
-    assert set(verdicts.values()) == {"passed"}
+    here = "this machine"
+    assert {k for k, v in verdicts.items() if v != "passed"} == {
+        (rung, here) for rung in ("node", "node/memlock", "fabric")
+    }
+    assert {v for v in verdicts.values() if v != "passed"} == {"not applicable"}
     pair = "prefill-0/decode-0"
+    assert ("spec", "cluster file") in verdicts
+    written = {r["rung"]: r["evidence"] for r in report["rungs"] if r["rung"].startswith("write/")}
+    assert {name: e["wrote"]["bytes"] for name, e in written.items()} == {
+        "write/small": 4096,
+        "write/many": 2**24,
+        "write/large": 2**26,
+    }
+    assert {e["wrote"]["backend"] for e in written.values()} == {"UCX"}
     for rung in ("short", "long", "prefix", "chat", "stream"):
         assert (f"tokens/{rung}", pair) in verdicts
     assert ("bytes", pair) in verdicts

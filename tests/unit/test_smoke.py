@@ -446,6 +446,38 @@ def test_every_pair_is_named_to_the_router_and_proven_on_its_own(stand: Stand) -
     }
 
 
+class Under:
+    """What is under a fleet, one rung of which may be bad."""
+
+    def __init__(self, verdict: Verdict = Verdict.PASSED) -> None:
+        self.verdict = verdict
+        self.pushed: dict[str, int] = {}
+
+    def rungs(self, step: object, nonce: str) -> Iterator[RungReport]:
+        yield RungReport(rung="write/small", subject=PAIR, verdict=self.verdict, message=nonce)
+
+    def carried(self, pushed: Mapping[str, int]) -> Iterator[RungReport]:
+        self.pushed = dict(pushed)
+        yield RungReport(rung="efa", subject=PAIR, verdict=Verdict.PASSED, message="")
+
+
+def test_what_is_under_the_fleet_comes_first_and_counts(stand: Stand) -> None:
+    fleet, under = ScriptedFleet(), Under()
+    smoke = stand.smoke(fleet)
+    smoke.ground = under
+    report = smoke.climb()
+    assert report.proven
+    assert [r.rung for r in report.rungs][:2] == ["write/small", "tokens/short"]
+    assert the(report, "write/small").message == smoke.nonce
+    assert the(report, "efa").verdict is Verdict.PASSED
+    moved = [r.evidence["pushed_bytes"] for r in report.rungs if r.rung == "bytes"]
+    assert under.pushed == {"prefill-0": sum(cast("list[int]", moved))}
+
+    bad = stand.smoke(ScriptedFleet())
+    bad.ground = Under(Verdict.FAILED)
+    assert not bad.climb().proven
+
+
 def test_a_second_climb_of_the_same_fleet_is_proven_too(stand: Stand) -> None:
     fleet = ScriptedFleet()
     assert stand.climb(fleet).proven

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,22 +14,27 @@ import click
 
 from kvdeploy.adapters import http
 from kvdeploy.adapters.ansible.ssh import check_tools, ssh_argv
+from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.cli.aws.crew import crew_of
 from kvdeploy.cli.tail import Tail
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.polling import SystemClock
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.asking import pairs_ready
+from kvdeploy.stages.aws_preflight import session_of
 from kvdeploy.stages.doctor import examine_node
-from kvdeploy.stages.hardware import NodeHardware
+from kvdeploy.stages.hardware import NodeGround
+from kvdeploy.stages.provision import RUNNING
 from kvdeploy.stages.smoke import Smoke
 from kvdeploy.stages.units import Units, unit_of, units_of
 
 if TYPE_CHECKING:
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
+    from kvdeploy.model.awsfacts import Identity
     from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
     from kvdeploy.stages.doctor import Symptom
 
@@ -65,8 +71,17 @@ def observed(store: Store) -> dict[str, Any]:
     }
 
 
-def climb(app: App, store: Store, record: Record, run: RunLog, runner: Runner) -> SmokeReport:
-    """The smoke ladder, from here.
+def climb(
+    app: App,
+    store: Store,
+    record: Record,
+    run: RunLog,
+    runner: Runner,
+    *,
+    now: ClusterSpec | None,
+    source: str,
+) -> SmokeReport:
+    """The smoke ladder, from here. `now` is the cluster file `source` as it is.
 
     Raises:
         FleetError: there is no fleet, or it is not whole.
@@ -80,7 +95,15 @@ def climb(app: App, store: Store, record: Record, run: RunLog, runner: Runner) -
             msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
             raise FleetError(msg, hint="'kvdeploy up' repairs it.")
         with app.ui.step("climb the smoke ladder") as step:
-            return Smoke(spec, units.model, here, units, step, hardware=NodeHardware(units)).climb()
+            ground = NodeGround(units, partial(_account, record, spec), now=now, source=source)
+            return Smoke(spec, units.model, here, units, step, ground=ground).climb()
+
+
+def _account(record: Record, spec: ClusterSpec) -> tuple[Identity, tuple[str, ...]]:
+    """Who we are on AWS, and which instances of the cluster run there. Raises AwsError."""
+    aws = session_of(spec)
+    seen = observe(aws, record.identity.id) if record.identity else ()
+    return aws.identity(), tuple(node.id for node in seen if node.state == RUNNING)
 
 
 def logs(store: Store, process: str | None, *, follow: bool, lines: int) -> None:
