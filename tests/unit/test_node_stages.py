@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kvdeploy import pipeline
-from kvdeploy.adapters.ansible.events import Mute
 from kvdeploy.adapters.ansible.report import PlayReport
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
@@ -20,6 +19,7 @@ from kvdeploy.model.record import Record, StageRecord
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
+from kvdeploy.progress import Mute
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.nodefleet import NodeFleetStage
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdeploy.adapters.ansible.client import Play
-    from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.model.inventory import Host
+    from kvdeploy.progress import Listener
     from kvdeploy.stages.base import Results
     from kvdeploy.stages.writing import Talker
 
