@@ -102,6 +102,13 @@ def test_a_rail_that_does_not_answer_is_red(client: dict[str, Any], message: str
     assert (rung.verdict, rung.message) == (Verdict.FAILED, message)
 
 
+def test_a_ping_that_ended_badly_is_red_whatever_it_measured() -> None:
+    good = rails(PING["good"])
+    bad = {"rails": [good["rails"][0] | {"code": 1}]}
+    assert judge_rails(PAIR, 1, bad, good, mocked=False).verdict is Verdict.FAILED
+    assert judge_rails(PAIR, 1, good, good, mocked=False).verdict is Verdict.PASSED
+
+
 def test_an_end_that_could_not_listen_is_red() -> None:
     gone = {"error": "/opt/amazon/efa/bin/fi_pingpong: No such file or directory"}
     rung = judge_rails(PAIR, 2, {}, gone, mocked=False)
