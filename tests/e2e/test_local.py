@@ -542,6 +542,9 @@ def test_two_by_two_works_over_every_pair(cluster: Cluster) -> None:
     }
     pairs = {f"prefill-{p}/decode-{d}" for p in (0, 1) for d in (0, 1)}
     assert passed == pairs | {"router"}
+    spec = next(r for r in ran.document["rungs"] if r["rung"] == "spec")
+    assert spec["verdict"] == "not applicable"
+    assert "fleet.prefill.count is 2, there 1" in spec["message"]
 
 
 def test_engines_killed_under_load_cost_no_request_and_no_token(cluster: Cluster) -> None:
