@@ -6,8 +6,10 @@ domain, where the two ends find each other, once all of its ends wait; both tell
 ended. Ends by itself: when it is sent another line, when its stdin ends, or after deadline_s.
 """
 
+import ctypes
 import json
 import pathlib
+import signal
 import socket
 import subprocess  # noqa: TID251  # a program of its own: nothing of kvdeploy is on a node
 import sys
@@ -21,6 +23,8 @@ LINGER_S = 1.0
 """For an end whose other one is through to be through too."""
 ROUNDS, SIZE = "100", "4096"
 """Pings a rail, and bytes of each."""
+
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
 
 def tell(**document: object) -> None:
@@ -46,6 +50,10 @@ def free_ports(base: int, count: int) -> list[int]:
                 pass
         base += 1
     return found
+
+
+def end_with_us() -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def listening() -> set[int]:
@@ -91,6 +99,7 @@ def main() -> int:
                     text=True,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
+                    preexec_fn=end_with_us,  # noqa: PLW1509  # libc alone
                 )
             )
     except OSError as e:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from kvdeploy import probes
 from kvdeploy.adapters.dialogue import Dialogue
 from kvdeploy.model.reports import Verdict
 from kvdeploy.planning.fabric import build_order, judge_rails
+from kvdeploy.polling import wait_for
 
 pytestmark = pytest.mark.real_process
 
@@ -90,6 +94,21 @@ def test_a_program_that_is_not_there_is_told(nodes: tuple[Node, Node]) -> None:
     nodes[1].program.unlink()
     rung = judge_rails(PAIR, 2, *ping(*nodes), mocked=False)
     assert rung.message == f"decode-0: {nodes[1].program}: No such file or directory"
+
+
+def test_nobody_waits_on_when_the_probe_is_killed(nodes: tuple[Node, Node]) -> None:
+    with nodes[1].talk() as server:
+        server.say(build_order(DOMAINS) | {"program": str(nodes[1].program)})
+        ports = server.hear(10)["ports"]
+        os.kill(server.pid, signal.SIGKILL)
+
+        def is_free(port: int) -> bool:
+            with socket.socket() as one, suppress(OSError):
+                one.bind(("", port))
+                return True
+            return False
+
+        assert wait_for(lambda: all(map(is_free, ports)) or None, timeout_s=5)
 
 
 def test_whoever_waits_ends_when_nobody_listens_any_more(nodes: tuple[Node, Node]) -> None:
