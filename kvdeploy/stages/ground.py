@@ -7,15 +7,17 @@ from __future__ import annotations
 import os
 import sys
 from importlib import resources
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvdeploy import probes
 from kvdeploy.adapters.dialogue import Dialogue
 from kvdeploy.adapters.local.supervisor import INHERITED
+from kvdeploy.errors import FleetError
 from kvdeploy.model.outputs import NodeFacts
 from kvdeploy.model.reports import RungReport, Verdict
 from kvdeploy.planning.hardware import judge_this_machine
 from kvdeploy.planning.identity import judge_spec
+from kvdeploy.planning.launch import LOOPBACK
 from kvdeploy.proc import Command
 from kvdeploy.stages.writing import program, write
 
@@ -30,11 +32,19 @@ if TYPE_CHECKING:
     from kvdeploy.stages.base import Step
 
 
+LOOK_S: Final = 30.0
+
+
 class Ground(Protocol):
     """What is under a fleet."""
 
     def rungs(self, step: Step, nonce: str) -> Iterator[RungReport]:
-        """Rungs 0 to 3, as they are climbed. `nonce` is of this climb alone."""
+        """Rungs 0 to 3, as they are climbed. `nonce` is of this climb alone.
+
+        Raises:
+            FleetError: a machine does not tell of itself.
+            UnreachableError: a node does not answer.
+        """
 
     def carried(self, pushed: Mapping[str, int]) -> Iterator[RungReport]:
         """What devices moved since `rungs` ended; `pushed` is bytes of KV by engine."""
@@ -83,7 +93,11 @@ class LocalGround:
 
     def _facts(self) -> NodeFacts:
         text = (resources.files(probes) / "node.py").read_text(encoding="utf-8")
-        ran = self._runner.run(Command(argv=(sys.executable, "-I", "-c", text, "127.0.0.1")))
+        argv = (sys.executable, "-I", "-c", text, LOOPBACK)
+        ran = self._runner.run(Command(argv=argv, timeout_s=LOOK_S))
+        if ran.code:
+            msg = f"this machine does not tell of itself: {ran.tail(1) or 'no answer'}"
+            raise FleetError(msg, hint="A driver that hangs is one reason: try 'nvidia-smi'.")
         return NodeFacts.model_validate_json(ran.stdout.splitlines()[-1])
 
     def _begin(self, engine: LaunchSpec) -> Dialogue:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdeploy.errors import AwsError, UnreachableError
+from kvdeploy.errors import AwsError, FleetError, UnreachableError
 from kvdeploy.model.awsfacts import Identity
 from kvdeploy.model.launch import LaunchSpec, Readiness
 from kvdeploy.model.outputs import FleetOutputs, NodeFacts, RuntimeOutputs
@@ -234,6 +234,18 @@ class Runner:
         return Outcome(command=command, code=0, stdout=f"{said}\n", stderr="", seconds=0)
 
 
+class Hung:
+    def run(self, command: Command, **_more: Any) -> Outcome:
+        return Outcome(
+            command=command,
+            code=-9,
+            stdout="",
+            stderr="",
+            seconds=command.timeout_s,
+            timed_out=True,
+        )
+
+
 class Local(LocalGround):
     def _begin(self, engine: LaunchSpec) -> Any:
         return opened(End(engine.name, engine.argv, ""))
@@ -252,7 +264,7 @@ def engine(name: str) -> LaunchSpec:
     )
 
 
-def test_on_one_machine_what_does_not_apply_is_told(tmp_path: Path) -> None:
+def local(root: Path, runner: Runner | Hung) -> LocalGround:
     spec = ClusterSpec.model_validate({"name": "demo", "fleet": {"decode": {"count": 2}}})
     fleet = FleetOutputs(
         url="x",
@@ -262,7 +274,16 @@ def test_on_one_machine_what_does_not_apply_is_told(tmp_path: Path) -> None:
         generations={},
     )
     runtime = RuntimeOutputs(python="/python", device="cpu", built=True, versions={})
-    ground = Local(spec, fleet, runtime, Runner(), now=spec, source=SOURCE, log=tmp_path / "log")
+    return Local(spec, fleet, runtime, runner, now=spec, source=SOURCE, log=root / "log")
+
+
+def test_a_machine_that_does_not_tell_of_itself_is_no_bug(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="this machine does not tell of itself: no answer"):
+        list(local(tmp_path, Hung()).rungs(Line(), "n1"))
+
+
+def test_on_one_machine_what_does_not_apply_is_told(tmp_path: Path) -> None:
+    ground = local(tmp_path, Runner())
     rungs = list(ground.rungs(Line(), "n1"))
     assert [(r.rung, r.subject, r.verdict.value) for r in rungs] == [
         ("spec", "cluster file", "passed"),
