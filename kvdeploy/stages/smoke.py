@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning import questions, verdicts
 from kvdeploy.planning.launch import NO_PREFIX_CACHING
-from kvdeploy.polling import wait_for
 from kvdeploy.stages.asking import Asker
+from kvdeploy.stages.controls import StoppedPrefill
 from kvdeploy.stages.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -29,21 +28,11 @@ if TYPE_CHECKING:
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.questions import Question
     from kvdeploy.stages.base import Step
+    from kvdeploy.stages.controls import Freezer
 
 AT_ONCE: Final = 8
 LONG_BLOCKS: Final = 4.5
 """The long prompt has more than 4 KV blocks, and its last one is not full."""
-CONTROL_DEADLINE_S: Final = 4.0
-CONTROL_TOLERANCE_S: Final = 2.0
-RECOVERY_S: Final = 60.0
-
-
-class Freezer(Protocol):
-    """Stops a process for a moment, as it is, and lets it go on."""
-
-    def pause(self, name: str) -> None: ...
-
-    def resume(self, name: str) -> None: ...
 
 
 class Hardware(Protocol):
@@ -90,8 +79,8 @@ class Smoke:
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
         self._nodes(nodes, before)
-        self._controls(before)
-        return self._report()
+        StoppedPrefill(self).run(before)
+        return self.report()
 
     def prove(self) -> SmokeReport:
         """One push over every pair: what `up` ends with."""
@@ -99,9 +88,9 @@ class Smoke:
         for i, (prefill, decode) in enumerate(self.asker.pairs):
             asked = (questions.proof_question(f"{self.nonce}{i}", words_long=words_long),)
             self._pair(prefill, decode, asked)
-        return self._report()
+        return self.report()
 
-    def _report(self) -> SmokeReport:
+    def report(self) -> SmokeReport:
         return SmokeReport(
             cluster=self.spec.name,
             target=self.spec.kind,
@@ -116,7 +105,7 @@ class Smoke:
     def _pair(self, prefill: Engine, decode: Engine, asked: Sequence[Question]) -> None:
         pair = _name(prefill, decode)
         before, expected = self.asker.counters(), 0
-        for question in self._fitting(pair, asked):
+        for question in self.fitting(pair, asked):
             self.step.update(f"{pair}: {question.rung}")
             with self.ledger.timed():
                 reference = self.asker.reference(question)
@@ -139,7 +128,7 @@ class Smoke:
 
     def _at_once(self, asked: Sequence[Question]) -> None:
         self.step.update(f"router: {len(asked)} requests at once")
-        fitting = list(self._fitting("router", asked))
+        fitting = list(self.fitting("router", asked))
         if not fitting:
             return
         with self.ledger.timed():
@@ -172,72 +161,9 @@ class Smoke:
             for rung in self.hardware.judge(nodes, pushed):
                 self.ledger.add(rung)
 
-    def _controls(self, before: dict[str, EngineCounters]) -> None:
-        """Freeze every prefill: a request must fail, in words and in time. Then thaw them."""
-        subject = "prefill stopped"
-        if self.freezer is None:
-            message = "this target's prefill cannot be stopped from here"
-            self.ledger.note("control", subject, Verdict.NOT_APPLICABLE, message)
-            return
-        question = questions.control_question(self.nonce)
-        self.step.update("control: prefill is stopped, a request must fail")
-        with self.ledger.timed():
-            with self._frozen(self.freezer):
-                answer = self.asker.ask(question, timeout_s=CONTROL_DEADLINE_S)
-            self.ledger.add(
-                verdicts.judge_control(
-                    subject,
-                    status=answer.status or None,
-                    error_message=answer.message if answer.is_openai_error else None,
-                    seconds=answer.seconds,
-                    deadline_s=CONTROL_DEADLINE_S,
-                    tolerance=CONTROL_TOLERANCE_S,
-                )
-            )
-        self._recovery(before)
-
-    @contextmanager
-    def _frozen(self, freezer: Freezer) -> Iterator[None]:
-        names = [p.name for p in self.asker.prefills]
-        try:
-            for name in names:
-                freezer.pause(name)
-            yield
-        finally:
-            for name in names:
-                freezer.resume(name)
-
-    def _recovery(self, before: dict[str, EngineCounters]) -> None:
-        """The control must leave nothing behind: right answers, and every block given back."""
-        self.step.update("recovery: prefill runs again")
-        with self.ledger.timed():
-            wait_for(
-                lambda: True if self.asker.is_ready() else None,
-                timeout_s=RECOVERY_S,
-                interval_s=0.3,
-            )
-            asked = (questions.recovery_question(self.nonce),)
-            for question in self._fitting("router", asked):
-                reference = self.asker.reference(question)
-                self.ledger.judge_tokens(
-                    question.rung, "router", reference, self.asker.ask(question)
-                )
-            names = [d.name for d in self.asker.decodes]
-            after = self.asker.settled(
-                lambda seen: all(seen[n].kv_cache_usage <= before[n].kv_cache_usage for n in names)
-            )
-            for name in names:
-                self.ledger.add(
-                    verdicts.judge_leak(
-                        name,
-                        usage_before=before[name].kv_cache_usage,
-                        usage_after=after[name].kv_cache_usage,
-                    )
-                )
-
     # --- small things ----------------------------------------------------------------------
 
-    def _fitting(self, subject: str, asked: Sequence[Question]) -> Iterator[Question]:
+    def fitting(self, subject: str, asked: Sequence[Question]) -> Iterator[Question]:
         """The questions that the model's length has room for; the others are said."""
         room = self.spec.model.max_length - questions.ANSWER_TOKENS
         for question in asked:
