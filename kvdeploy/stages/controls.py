@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kvdeploy.model.reports import Verdict
 from kvdeploy.planning import questions, verdicts
+from kvdeploy.planning.controls import RUNG
 from kvdeploy.polling import wait_for
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from kvdeploy.model.counters import EngineCounters
     from kvdeploy.stages.smoke import Smoke
 
-RUNG: Final = "control"
 SUBJECT: Final = "prefill stopped"
 DEADLINE_S: Final = 4.0
 TOLERANCE_S: Final = 2.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class NodeHardware:
     def __init__(self, units: Units) -> None:
         self._units = units
-        self._mocked = units.crew.spec.kind == "rehearsal"
+        self.mocked = units.crew.spec.kind == "rehearsal"
 
     def look(self) -> dict[str, NodeFacts]:
         """What every GPU node says.
@@ -42,18 +42,31 @@ class NodeHardware:
         if aws is None or (profile := INSTANCES.get(aws.instance_type)) is None:
             return
         for node, seen in sorted(after.items()):
-            yield judge_node(node, seen, profile, mocked=self._mocked)
-        hosts = self._units.hosts
+            yield judge_node(node, seen, profile, mocked=self.mocked)
+        yield self.judge_efa(before, pushed, expected=False, after=after)
+
+    def judge_efa(
+        self,
+        before: Mapping[str, NodeFacts],
+        pushed: Mapping[str, int],
+        *,
+        expected: bool,
+        after: Mapping[str, NodeFacts] | None = None,
+    ) -> RungReport:
+        """Whether KV went over EFA; `expected`: judged so although it was not meant to."""
+        now, hosts = after or self.look(), self._units.hosts
         nodes = {hosts[engine].name for engine in pushed}
-        yield judge_efa(
+        return judge_efa(
             ", ".join(sorted(pushed)),
-            efa_bytes=sum(after[n].efa_bytes - before[n].efa_bytes for n in nodes),
+            efa_bytes=sum(now[n].efa_bytes - before[n].efa_bytes for n in nodes),
             pushed_bytes=sum(pushed.values()),
-            why_not=self._why_not_efa(),
-            mocked=self._mocked,
+            why_not="" if expected else self.why_not_efa,
+            mocked=self.mocked,
         )
 
-    def _why_not_efa(self) -> str:
+    @property
+    def why_not_efa(self) -> str:
+        """Why KV is not meant to go over EFA; '' when it is."""
         crew = self._units.crew
         if crew.device == "cpu":
             return "engines compute on CPUs here, and their KV goes over TCP"

@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from kvdeploy.errors import KvdeployError
 from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning import questions, verdicts
 from kvdeploy.planning.launch import NO_PREFIX_CACHING
@@ -44,6 +45,19 @@ class Hardware(Protocol):
         self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
     ) -> Iterator[RungReport]: ...
 
+    @property
+    def mocked(self) -> bool:
+        """Whether devices are: a rehearsal."""
+
+    @property
+    def why_not_efa(self) -> str:
+        """Why KV is not meant to go over EFA; '' when it is."""
+
+    def judge_efa(
+        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int], *, expected: bool
+    ) -> RungReport:
+        """The one rung about EFA; `expected`: although it is not meant."""
+
 
 class Smoke:
     """One climb. `spec` is the cluster file that the fleet was brought up with."""
@@ -59,6 +73,7 @@ class Smoke:
         hardware: Hardware | None = None,
     ) -> None:
         self.spec, self.freezer, self.step, self.hardware = spec, freezer, step, hardware
+        self.model = model
         self.asker = Asker(fleet)
         self.ledger = Ledger(spec, model)
         self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
@@ -90,6 +105,24 @@ class Smoke:
             self._pair(prefill, decode, asked)
         return self.report()
 
+    def ask_pair(
+        self, prefill: Engine, decode: Engine, *, timeout_s: float
+    ) -> tuple[RungReport, ...]:
+        """What one pair is asked in a climb, each question with a deadline: for a pair that may be
+        broken. An engine that does not even tell its counters is red.
+        """
+        try:
+            asked = questions.pair_questions(self.nonce, words_long=self._words_long())
+            self._pair(prefill, decode, asked, timeout_s=timeout_s)
+        except KvdeployError as e:
+            self.ledger.note("asked", _name(prefill, decode), Verdict.FAILED, e.message)
+        return tuple(self.ledger.rungs)
+
+    def moved_since(self, before: Mapping[str, EngineCounters]) -> dict[str, int]:
+        """Bytes of KV by the engines that write."""
+        after = self.asker.counters()
+        return {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
+
     def report(self) -> SmokeReport:
         return SmokeReport(
             cluster=self.spec.name,
@@ -102,14 +135,21 @@ class Smoke:
 
     # --- one pair --------------------------------------------------------------------------
 
-    def _pair(self, prefill: Engine, decode: Engine, asked: Sequence[Question]) -> None:
+    def _pair(
+        self,
+        prefill: Engine,
+        decode: Engine,
+        asked: Sequence[Question],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         pair = _name(prefill, decode)
         before, expected = self.asker.counters(), 0
         for question in self.fitting(pair, asked):
             self.step.update(f"{pair}: {question.rung}")
             with self.ledger.timed():
                 reference = self.asker.reference(question)
-                answer = self.asker.ask(question, pair)
+                answer = self.asker.ask(question, pair, timeout_s)
                 self.ledger.judge_tokens(question.rung, pair, reference, answer)
             expected += self._expected_bytes(question)
         self.step.update(f"{pair}: counters")
@@ -156,9 +196,7 @@ class Smoke:
             return
         self.step.update("nodes: their devices")
         with self.ledger.timed():
-            after = self.asker.counters()
-            pushed = {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
-            for rung in self.hardware.judge(nodes, pushed):
+            for rung in self.hardware.judge(nodes, self.moved_since(before)):
                 self.ledger.add(rung)
 
     # --- small things ----------------------------------------------------------------------

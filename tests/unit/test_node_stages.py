@@ -416,6 +416,27 @@ def test_units_know_their_nodes_and_how_they_are(
         units.host("decode-1")
 
 
+def test_an_engine_that_is_started_otherwise_leaves_every_other_node_alone(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    (own,) = units.blueprint.plan.engines["decode-0"]
+    other = own.model_copy(update={"env": {"X": "1"}})
+    units.start([other], Line())
+    play = fleet.plays[-1]
+    (host,) = play.inventory.hosts
+    assert (play.playbook, host.name) == ("fleet.yml", "decode-0")
+    assert host.vars["engine_specs"] == [other.model_dump(mode="json")]
+    assert play.inventory.group_vars == units.blueprint.inventory.group_vars
+    untouched = units.host("decode-0").vars
+    assert untouched["engine_specs"] == [own.model_dump(mode="json")]
+    assert {**untouched, "engine_specs": 0} == {**host.vars, "engine_specs": 0}
+
+
 def test_a_node_is_examined_by_its_own_name_or_its_engines(
     fleet: Fleet, memory: Memory, tmp_path: Path
 ) -> None:
