@@ -205,6 +205,16 @@ def test_a_pair_that_does_not_answer_at_all_is_red(smoke_of: Callable[..., Smoke
     )
 
 
+def test_no_question_to_a_broken_pair_waits_for_ever(smoke_of: Callable[..., Smoke]) -> None:
+    fleet = ScriptedFleet()
+    smoke = smoke_of(fleet)
+    fleet.paused.add("prefill-0")  # it would answer nobody without a deadline
+    asked = smoke.ask_pair(*smoke.asker.pairs[0], timeout_s=0.1)
+    assert [r.message for r in asked[: len(KINDS)]] == [
+        "the router answered 504: prefill did not answer in time"
+    ] * len(KINDS)
+
+
 def test_engines_that_cannot_be_started_so_show_nothing(smoke_of: Callable[..., Smoke]) -> None:
     fleet = ScriptedFleet()
     restarting = Scripted(fleet)
