@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvdeploy.stages.base import Step
     from kvdeploy.stages.smoke import Hardware
 
+CURE: Final = "'kvdeploy up' starts them as the cluster file says, and proves them."
 DEADLINE_S: Final = 10.0
 """For each question to a pair that was broken on purpose."""
 SLACK_S: Final = 30.0
@@ -86,21 +87,32 @@ class Site:
         Raises:
             FleetError: it did not.
         """
+        interrupted = False
         try:
             yield
         except KeyboardInterrupt:
+            interrupted = True
+            raise
+        finally:
+            self._bring_back(what, interrupted=interrupted)
+
+    def _bring_back(self, what: str, *, interrupted: bool) -> None:
+        if interrupted:
             self.screen.say(
                 f"interrupted in {what!r}: the cluster's own engines are started again; Ctrl-C "
                 "once more leaves that to 'kvdeploy up'"
             )
+        try:
+            self.fleet = self.restarting.restore()
+        except KeyboardInterrupt:
+            if interrupted:
+                self.screen.say(f"engines are left as {what!r} had them: {CURE}")
+            else:
+                self._bring_back(what, interrupted=True)
             raise
-        finally:
-            try:
-                self.fleet = self.restarting.restore()
-            except KvdeployError as e:
-                msg = f"after {what!r} the cluster did not get its own engines back: {e.message}"
-                hint = "'kvdeploy up' starts them as the cluster file says, and proves them."
-                raise FleetError(msg, hint=hint, log=e.log) from e
+        except KvdeployError as e:
+            msg = f"after {what!r} the cluster did not get its own engines back: {e.message}"
+            raise FleetError(msg, hint=CURE, log=e.log) from e
 
 
 class RestartControls:

@@ -55,6 +55,7 @@ class Scripted:
         self.done: list[str] = []
         self.started: list[dict[str, LaunchSpec]] = []
         self.refuses = self.loses = ""
+        self.interrupted_restores = 0
         self.interrupts = self.pulls = False
 
     def spoil(self, engines: Sequence[LaunchSpec], step: Step) -> None:
@@ -82,6 +83,9 @@ class Scripted:
 
     def restore(self) -> FleetOutputs:
         self.done.append("restore")
+        if self.interrupted_restores:
+            self.interrupted_restores -= 1
+            raise KeyboardInterrupt
         if self.loses:
             raise FleetError(self.loses)
         for switch in self.faults.values():
@@ -291,6 +295,24 @@ def test_ctrl_c_gives_the_cluster_its_own_engines_back(smoke_of: Callable[..., S
         "interrupted in 'control: decode in pull mode': the cluster's own engines are started "
         "again; Ctrl-C once more leaves that to 'kvdeploy up'"
     ]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_they_come_back_is_taken_once(
+    smoke_of: Callable[..., Smoke], times: int
+) -> None:
+    fleet = ScriptedFleet()
+    restarting, screen = Scripted(fleet, pull="wrong_tokens"), Screen()
+    restarting.interrupted_restores = times
+    with pytest.raises(KeyboardInterrupt):
+        RestartControls(Site(smoke_of(fleet), restarting, screen)).run()
+    assert restarting.done == ["spoil", "restore", "restore"]
+    left = (
+        "engines are left as 'control: decode in pull mode' had them: 'kvdeploy up' starts them "
+        "as the cluster file says, and proves them."
+    )
+    assert len(screen.said) == times
+    assert (screen.said[-1] == left) is (times == 2)
 
 
 # --- all of it -------------------------------------------------------------------------------
