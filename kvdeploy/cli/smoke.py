@@ -125,7 +125,7 @@ def _climb(
         stage.wait_ready(engines, step)
 
     restarting = Restarting(app, store, record, spec, stages=stages, start=start)
-    return finish(app, smoke, run, restarting if restart else None)
+    return finish(app.ui, smoke, run, restarting if restart else None)
 
 
 def _print(report: SmokeReport) -> None:

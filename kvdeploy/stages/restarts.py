@@ -45,7 +45,7 @@ class Screen(Protocol):
     def say(self, text: str) -> None: ...
 
 
-class Restarting(Protocol):
+class Starter(Protocol):
     """Starts a cluster's engines otherwise, and its own again. A run that is killed in between
     leaves a record by which the next `up` does the latter.
     """
@@ -66,7 +66,7 @@ class Restarting(Protocol):
 class Site:
     """The fleet as it is at the moment, in the hands of whoever starts it otherwise."""
 
-    def __init__(self, smoke: Smoke, restarting: Restarting, screen: Screen) -> None:
+    def __init__(self, smoke: Smoke, restarting: Starter, screen: Screen) -> None:
         self.smoke, self.restarting, self.screen = smoke, restarting, screen
         self.fleet = smoke.asker.fleet
 

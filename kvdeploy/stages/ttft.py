@@ -15,7 +15,7 @@ from kvdeploy.stages.restarts import RestartControls, Site
 if TYPE_CHECKING:
     from kvdeploy.model.bench import Cell
     from kvdeploy.model.routing import Mode
-    from kvdeploy.stages.restarts import Restarting, Screen
+    from kvdeploy.stages.restarts import Screen, Starter
     from kvdeploy.stages.smoke import Smoke
 
 HOW: Final = "engines are started anew for it: 'kvdeploy smoke --restart' does that"
@@ -24,7 +24,7 @@ PACE: Final = Pace(requests=40, seconds=30.0)
 """Of each run."""
 
 
-def climb_on(smoke: Smoke, restarting: Restarting, screen: Screen) -> None:
+def climb_on(smoke: Smoke, restarting: Starter, screen: Screen) -> None:
     """Add the rungs that engines are started anew for to a climb that was proven.
 
     Raises:

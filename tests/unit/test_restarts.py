@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from kvdeploy.adapters.store import RunLog
+from kvdeploy.cli.restarting import finish
 from kvdeploy.errors import FleetError
 from kvdeploy.model.bench import Moved, Run, Sample
 from kvdeploy.model.launch import LaunchSpec, Readiness
-from kvdeploy.model.reports import Verdict
+from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning.hardware import judge_efa
 from kvdeploy.planning.questions import KINDS
 from kvdeploy.stages.bench import Bench
@@ -21,6 +23,7 @@ from tests.unit.test_smoke import CONFIG, PAIR, ScriptedFleet, Stand, outputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from kvdeploy.model.outputs import FleetOutputs, NodeFacts
     from kvdeploy.model.reports import RungReport
@@ -332,6 +335,20 @@ def test_a_fleet_that_is_not_proven_is_not_broken_further(smoke_of: Callable[...
     climb_on(smoke, restarting, Screen())
     assert restarting.done == []
     assert [verdicts(smoke)[subject] for subject in ALL[:3]] == [(Verdict.NOT_RUN, UNPROVEN)] * 3
+
+
+def test_what_was_seen_is_kept_when_it_breaks_off(
+    smoke_of: Callable[..., Smoke], tmp_path: Path
+) -> None:
+    fleet = ScriptedFleet()
+    smoke, restarting = smoke_of(fleet), Scripted(fleet, pull="wrong_tokens")
+    smoke.prove()
+    restarting.loses = "decode-0 failed"
+    with pytest.raises(FleetError):
+        finish(Screen(), smoke, RunLog(tmp_path), restarting)
+    kept = SmokeReport.model_validate_json((tmp_path / "reports/smoke.json").read_text())
+    assert kept.rungs == tuple(smoke.ledger.rungs)
+    assert kept.rungs[-1].subject == "decode in pull mode"
 
 
 def test_pull_that_cannot_be_served_leaves_ttft_unshown(

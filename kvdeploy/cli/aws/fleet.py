@@ -100,7 +100,7 @@ def climb(
         restarting = Restarting(
             app, store, record, spec, stages=stages, start=units.start, reached=here_of(here)
         )
-        return finish(app, smoke, run, restarting if restart else None)
+        return finish(app.ui, smoke, run, restarting if restart else None)
 
 
 def here_of(here: FleetOutputs) -> Callable[[FleetOutputs], FleetOutputs]:
