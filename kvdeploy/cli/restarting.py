@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.reports import SmokeReport
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.stages.base import Stage, Step
-    from kvdeploy.stages.restarts import Screen, Starter
+    from kvdeploy.stages.restarts import Efa, Screen, Starter
     from kvdeploy.stages.smoke import Smoke
 
 VOID = ""
@@ -93,7 +93,14 @@ class Restarting:
         return self._reached(FleetOutputs.model_validate(ran.record.stages["fleet"].result))
 
 
-def finish(screen: Screen, smoke: Smoke, run: RunLog, restarting: Starter | None) -> SmokeReport:
+def finish(
+    screen: Screen,
+    smoke: Smoke,
+    run: RunLog,
+    restarting: Starter | None,
+    *,
+    efa: Efa | None = None,
+) -> SmokeReport:
     """The rest of a climb: what engines are started anew for, or that it was not asked for. What
     was seen is kept although it breaks off.
 
@@ -104,7 +111,7 @@ def finish(screen: Screen, smoke: Smoke, run: RunLog, restarting: Starter | None
         note_all(smoke)
         return smoke.report()
     try:
-        climb_on(smoke, restarting, screen)
+        climb_on(smoke, restarting, screen, efa=efa)
     except BaseException:
         run.report("smoke", smoke.report().model_dump(mode="json"))
         raise

@@ -17,16 +17,16 @@ from kvdeploy.stages.asking import Asker, ask_ready
 from kvdeploy.stages.smoke import Smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from kvdeploy.adapters import http
     from kvdeploy.model.launch import LaunchSpec
     from kvdeploy.model.outputs import FleetOutputs
+    from kvdeploy.model.reports import RungReport
     from kvdeploy.model.routing import Engine
     from kvdeploy.planning.controls import Fault
     from kvdeploy.stages.base import Step
-    from kvdeploy.stages.smoke import Hardware
 
 CURE: Final = "'kvdeploy up' starts them as the cluster file says, and proves them."
 DEADLINE_S: Final = 10.0
@@ -63,11 +63,27 @@ class Starter(Protocol):
         """The cluster's own fleet, proven. Raises KvdeployError."""
 
 
+class Efa(Protocol):
+    """The EFA devices of the nodes."""
+
+    mocked: bool
+    why_not: str
+    """Why KV is not meant to go over them; '' when it is."""
+
+    def look(self) -> dict[str, int]:
+        """Bytes that those of each node have counted."""
+
+    def judge(self, before: Mapping[str, int], pushed: Mapping[str, int]) -> RungReport:
+        """The climb's own verdict on KV that was moved since, EFA being expected."""
+
+
 class Site:
     """The fleet as it is at the moment, in the hands of whoever starts it otherwise."""
 
-    def __init__(self, smoke: Smoke, restarting: Starter, screen: Screen) -> None:
-        self.smoke, self.restarting, self.screen = smoke, restarting, screen
+    def __init__(
+        self, smoke: Smoke, restarting: Starter, screen: Screen, efa: Efa | None = None
+    ) -> None:
+        self.smoke, self.restarting, self.screen, self.efa = smoke, restarting, screen, efa
         self.fleet = smoke.asker.fleet
 
     @property
@@ -128,15 +144,15 @@ class RestartControls:
         self._efa()
 
     def _efa(self) -> None:
-        hardware, subject = self._smoke.hardware, controls.FORCED_TCP
-        why_not = "there is no EFA on this machine" if hardware is None else hardware.why_not_efa
-        if hardware is None or (why_not and not hardware.mocked):
+        efa, subject = self._site.efa, controls.FORCED_TCP
+        why_not = "there is no EFA on this machine" if efa is None else efa.why_not
+        if efa is None or (why_not and not efa.mocked):
             self._ledger.note(controls.RUNG, subject, Verdict.NOT_APPLICABLE, why_not)
         elif why_not:  # KV goes over TCP as it is
             with self._ledger.timed(), self._site.screen.step(f"control: {subject}") as step:
-                self._judge_efa(hardware, step)
+                self._judge_efa(efa, step)
         else:
-            self._break(controls.EFA_FAULT, lambda _fault, step: self._judge_efa(hardware, step))
+            self._break(controls.EFA_FAULT, lambda _fault, step: self._judge_efa(efa, step))
 
     def _break(self, fault: Fault, judge: Callable[[Fault, Step], None]) -> None:
         pair = {engine.name for engine in self._site.pair}
@@ -178,14 +194,14 @@ class RestartControls:
             )
         )
 
-    def _judge_efa(self, hardware: Hardware, step: Step) -> None:
+    def _judge_efa(self, efa: Efa, step: Step) -> None:
         """What the judge of EFA says of the pair's KV, EFA being expected."""
         self._opinion()
         smoke = self._smoke_of(step)
-        nodes, before = hardware.look(), smoke.asker.counters()
+        counted, before = efa.look(), smoke.asker.counters()
         smoke.ask_pair(*self._site.pair, timeout_s=DEADLINE_S)
-        seen = hardware.judge_efa(nodes, smoke.moved_since(before), expected=True)
-        self._ledger.add(controls.judge_efa_control(seen, mocked=hardware.mocked))
+        seen = efa.judge(counted, smoke.moved_since(before))
+        self._ledger.add(controls.judge_efa_control(seen, mocked=efa.mocked))
 
     def _opinion(self) -> str:
         """Why the router will not use the pair, once it has tried; '' when it will."""

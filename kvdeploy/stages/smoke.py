@@ -45,19 +45,6 @@ class Hardware(Protocol):
         self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
     ) -> Iterator[RungReport]: ...
 
-    @property
-    def mocked(self) -> bool:
-        """Whether devices are: a rehearsal."""
-
-    @property
-    def why_not_efa(self) -> str:
-        """Why KV is not meant to go over EFA; '' when it is."""
-
-    def judge_efa(
-        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int], *, expected: bool
-    ) -> RungReport:
-        """The one rung about EFA; `expected`: although it is not meant."""
-
 
 class Smoke:
     """One climb. `spec` is the cluster file that the fleet was brought up with."""

@@ -15,7 +15,7 @@ from kvdeploy.stages.restarts import RestartControls, Site
 if TYPE_CHECKING:
     from kvdeploy.model.bench import Cell
     from kvdeploy.model.routing import Mode
-    from kvdeploy.stages.restarts import Screen, Starter
+    from kvdeploy.stages.restarts import Efa, Screen, Starter
     from kvdeploy.stages.smoke import Smoke
 
 HOW: Final = "engines are started anew for it: 'kvdeploy smoke --restart' does that"
@@ -24,7 +24,7 @@ PACE: Final = Pace(requests=40, seconds=30.0)
 """Of each run."""
 
 
-def climb_on(smoke: Smoke, restarting: Starter, screen: Screen) -> None:
+def climb_on(smoke: Smoke, restarting: Starter, screen: Screen, *, efa: Efa | None = None) -> None:
     """Add the rungs that engines are started anew for to a climb that was proven.
 
     Raises:
@@ -33,7 +33,7 @@ def climb_on(smoke: Smoke, restarting: Starter, screen: Screen) -> None:
     if not smoke.report().proven:
         note_all(smoke, UNPROVEN)
         return
-    site = Site(smoke, restarting, screen)
+    site = Site(smoke, restarting, screen, efa)
     RestartControls(site).run()
     Ttft(site).run()
 
@@ -86,7 +86,7 @@ class Ttft:
             verdict = Verdict.FAILED if "push" in bench.failed else Verdict.NOT_APPLICABLE
             self._ledger.note(ttft.RUNG, pair, verdict, f"not measured to the end: {told}")
             return
-        mocked = self._smoke.hardware is not None and self._smoke.hardware.mocked
+        mocked = self._site.efa is not None and self._site.efa.mocked
         self._ledger.add(ttft.judge_ttft(pair, bench.runs, mocked=mocked))
 
     def _measure(self, bench: Bench, mode: Mode, cell: Cell, *rounds: int) -> None:

@@ -17,11 +17,13 @@ from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
 from kvdeploy.model.inventory import Connection
 from kvdeploy.model.outputs import NodeFacts
 from kvdeploy.model.record import Record, StageRecord
+from kvdeploy.model.reports import Verdict
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.doctor import examine_node
+from kvdeploy.stages.efa import NodeEfa
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
@@ -435,6 +437,30 @@ def test_an_engine_that_is_started_otherwise_leaves_every_other_node_alone(
     untouched = units.host("decode-0").vars
     assert untouched["engine_specs"] == [own.model_dump(mode="json")]
     assert {**untouched, "engine_specs": 0} == {**host.vars, "engine_specs": 0}
+
+
+def test_devices_of_every_gpu_node_are_asked_as_if_efa_were_expected(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster(runtime={"device": "cpu"})
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    efa = NodeEfa(units)
+    assert (efa.mocked, efa.why_not) == (
+        False,
+        "engines compute on CPUs here, and their KV goes over TCP",
+    )
+    assert efa.look() == {"prefill-0": 0, "decode-0": 0}
+    rung = efa.judge({"prefill-0": -30, "decode-0": 0}, {"prefill-0": 100})
+    assert (rung.verdict, rung.evidence) == (
+        Verdict.FAILED,
+        {"efa_bytes": 30, "pushed_bytes": 100},
+    )
+    fleet.silent["decode-0"] = 1
+    with pytest.raises(UnreachableError):
+        efa.look()
 
 
 def test_a_node_is_examined_by_its_own_name_or_its_engines(

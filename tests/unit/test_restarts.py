@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from kvdeploy.model.outputs import FleetOutputs, NodeFacts
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.reports import RungReport
     from kvdeploy.planning.bench.matrix import Planned
     from kvdeploy.stages.base import Step
@@ -112,28 +112,22 @@ def fleet_of(fleet: ScriptedFleet) -> FleetOutputs:
 
 
 class Devices:
-    """Nodes whose EFA devices count as many bytes as they are told to."""
+    """EFA devices that count such a share of what is moved."""
 
     def __init__(self, *, mocked: bool, why_not: str, share: float = 0.0) -> None:
-        self.mocked, self.why_not_efa, self.share = mocked, why_not, share
+        self.mocked, self.why_not, self.share = mocked, why_not, share
 
-    def look(self) -> dict[str, NodeFacts]:
-        return {}
+    def look(self) -> dict[str, int]:
+        return {"prefill-0": 7}
 
-    def judge(
-        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
-    ) -> Iterator[RungReport]:
-        yield from ()
-
-    def judge_efa(
-        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int], *, expected: bool
-    ) -> RungReport:
+    def judge(self, before: Mapping[str, int], pushed: Mapping[str, int]) -> RungReport:
+        assert before == {"prefill-0": 7}
         total = sum(pushed.values())
         return judge_efa(
             "prefill-0",
             efa_bytes=int(total * self.share),
             pushed_bytes=total,
-            why_not="" if expected else self.why_not_efa,
+            why_not="",
             mocked=self.mocked,
         )
 
@@ -143,10 +137,9 @@ def smoke_of(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Smo
     monkeypatch.setattr("kvdeploy.stages.restarts.DEADLINE_S", 0.2)
     monkeypatch.setattr("kvdeploy.stages.restarts.OPINION_S", 0.0)
 
-    def make(fleet: ScriptedFleet, hardware: Devices | None = None) -> Smoke:
+    def make(fleet: ScriptedFleet) -> Smoke:
         smoke = stand.smoke(fleet)
         smoke.asker.fleet = fleet_of(fleet)
-        smoke.hardware = hardware
         return smoke
 
     return make
@@ -156,8 +149,10 @@ def verdicts(smoke: Smoke) -> dict[str, tuple[Verdict, str]]:
     return {r.subject: (r.verdict, r.message) for r in smoke.ledger.rungs}
 
 
-def controls(smoke: Smoke, restarting: Any) -> dict[str, tuple[Verdict, str]]:
-    RestartControls(Site(smoke, restarting, Screen())).run()
+def controls(
+    smoke: Smoke, restarting: Scripted, efa: Devices | None = None
+) -> dict[str, tuple[Verdict, str]]:
+    RestartControls(Site(smoke, restarting, Screen(), efa)).run()
     return verdicts(smoke)
 
 
@@ -266,7 +261,7 @@ def test_without_efa_its_rung_must_go_red_where_efa_is_expected(
 ) -> None:
     fleet = ScriptedFleet()
     restarting = Scripted(fleet)
-    found = controls(smoke_of(fleet, devices), restarting)
+    found = controls(smoke_of(fleet), restarting, devices)
     assert found["TCP in place of EFA"][0] is verdict
     assert restarting.done == ["spoil", "restore"] * starts
 

@@ -21,6 +21,7 @@ from kvdeploy.polling import SystemClock
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.asking import pairs_ready
 from kvdeploy.stages.doctor import examine_node
+from kvdeploy.stages.efa import NodeEfa
 from kvdeploy.stages.hardware import NodeHardware
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.proof import ProofStage
@@ -100,7 +101,7 @@ def climb(
         restarting = Restarting(
             app, store, record, spec, stages=stages, start=units.start, reached=here_of(here)
         )
-        return finish(app.ui, smoke, run, restarting if restart else None)
+        return finish(app.ui, smoke, run, restarting if restart else None, efa=NodeEfa(units))
 
 
 def here_of(here: FleetOutputs) -> Callable[[FleetOutputs], FleetOutputs]:
