@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.client import Play
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.recipe import tree_digest
+from kvdeploy.adapters.shipped import playbooks_source
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.package import build_router_package
 from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
+from kvdeploy.adapters.shipped import playbooks_source
 from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import ModelOutputs, NodeFacts
 from kvdeploy.model.package import RouterPackage
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from kvdeploy.adapters.ansible.client import Play
-    from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.adapters.ansible.report import PlayReport
     from kvdeploy.errors import UnreachableError
     from kvdeploy.model.infra import ProvisionOutputs
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.fleetplan import FleetPlan
     from kvdeploy.proc import Outcome
+    from kvdeploy.progress import Listener
 
 NO_PACKAGE: Final = RouterPackage(path="", digest="")
 """For machines without a router."""

@@ -119,14 +119,6 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "Set it to 120 or more.",
     ),
     (
-        {"router.workers": 2, "router.admin_port": 8001},
-        "admin-of-many-workers",
-        Severity.ERROR,
-        "router.admin_port",
-        "/admin speaks of one process, and router.workers is 2",
-        "Leave admin_port out, or set workers to 1.",
-    ),
-    (
         {"router.mode": "pull"},
         "router-mode-unfit",
         Severity.ERROR,

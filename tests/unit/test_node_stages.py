@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kvdeploy import pipeline
-from kvdeploy.adapters.ansible.events import Mute
 from kvdeploy.adapters.ansible.report import PlayReport
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
@@ -21,6 +20,7 @@ from kvdeploy.model.reports import Verdict
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
+from kvdeploy.progress import Mute
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.efa import NodeEfa
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdeploy.adapters.ansible.client import Play
-    from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.model.inventory import Host
+    from kvdeploy.progress import Listener
     from kvdeploy.stages.base import Results
 
 CONFIG: Final = {"model_type": "llama", "num_hidden_layers": 4}
