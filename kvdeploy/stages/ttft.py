@@ -8,6 +8,7 @@ from kvdeploy.errors import KvdeployError
 from kvdeploy.model.reports import Verdict
 from kvdeploy.planning import controls, ttft
 from kvdeploy.planning.bench.matrix import Planned
+from kvdeploy.planning.environment import computes_on_cpus
 from kvdeploy.planning.sizing import find_vocabulary
 from kvdeploy.stages.bench import Bench, Pace
 from kvdeploy.stages.restarts import RestartControls, Site
@@ -86,8 +87,8 @@ class Ttft:
             verdict = Verdict.FAILED if "push" in bench.failed else Verdict.NOT_APPLICABLE
             self._ledger.note(ttft.RUNG, pair, verdict, f"not measured to the end: {told}")
             return
-        mocked = self._site.efa is not None and self._site.efa.mocked
-        self._ledger.add(ttft.judge_ttft(pair, bench.runs, mocked=mocked))
+        why_not = ttft.ON_CPUS if any(map(computes_on_cpus, self._site.fleet.engines)) else ""
+        self._ledger.add(ttft.judge_ttft(pair, bench.runs, why_not=why_not))
 
     def _measure(self, bench: Bench, mode: Mode, cell: Cell, *rounds: int) -> None:
         with self._site.screen.step(f"ttft: {mode}") as step:

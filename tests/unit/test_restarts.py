@@ -60,6 +60,7 @@ class Scripted:
         self.refuses = self.loses = ""
         self.interrupted_restores = 0
         self.interrupts = self.pulls = False
+        self.env: dict[str, str] = {}
 
     def spoil(self, engines: Sequence[LaunchSpec], step: Step) -> None:
         step.update("starting")
@@ -93,10 +94,10 @@ class Scripted:
             raise FleetError(self.loses)
         for switch in self.faults.values():
             setattr(self.fleet, switch, False)
-        return fleet_of(self.fleet)
+        return fleet_of(self.fleet, self.env)
 
 
-def fleet_of(fleet: ScriptedFleet) -> FleetOutputs:
+def fleet_of(fleet: ScriptedFleet, env: dict[str, str] | None = None) -> FleetOutputs:
     """With engines that are started as real ones are."""
     words = ("--block-size", "32", "--kv-transfer-config", '{"kv_connector":"NixlPushConnector"}')
     engines = tuple(
@@ -104,6 +105,7 @@ def fleet_of(fleet: ScriptedFleet) -> FleetOutputs:
             name=name,
             role="prefill" if name in fleet.prefill_names else "decode",
             argv=("x", *words),
+            env=env or {},
             ready=Readiness(url="x", timeout_s=1),
         )
         for name in fleet.counters
@@ -381,18 +383,25 @@ def measured(bench: Bench, _fleet: FleetOutputs, planned: Sequence[Planned], _st
         )
 
 
+@pytest.mark.parametrize(
+    ("env", "verdict"),
+    [({}, Verdict.PASSED), ({"VLLM_CPU_OMP_THREADS_BIND": "0"}, Verdict.NOT_APPLICABLE)],
+)
 def test_ttft_is_measured_push_pull_pull_push(
-    smoke_of: Callable[..., Smoke], monkeypatch: pytest.MonkeyPatch
+    smoke_of: Callable[..., Smoke],
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    verdict: Verdict,
 ) -> None:
     fleet = ScriptedFleet()
     restarting = Scripted(fleet)
-    restarting.pulls = True
+    restarting.pulls, restarting.env = True, env
     smoke = smoke_of(fleet)
     smoke.model = smoke.model.model_copy(update={"config": {**CONFIG, "vocab_size": 320}})
     monkeypatch.setattr(Bench, "measure", measured)
     Ttft(Site(smoke, restarting, Screen())).run()
     (ttft,) = smoke.ledger.rungs
-    assert (ttft.rung, ttft.subject, ttft.verdict) == ("ttft", PAIR, Verdict.PASSED)
+    assert (ttft.rung, ttft.subject, ttft.verdict) == ("ttft", PAIR, verdict)
     rounds = cast("list[dict[str, Any]]", ttft.evidence["rounds"])
     assert [(r["mode"], r["round"]) for r in rounds] == [
         ("push", 1),
