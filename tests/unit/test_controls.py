@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ from kvdeploy.planning.controls import (
     pull,
 )
 from kvdeploy.planning.hardware import judge_efa
+from kvdeploy.planning.questions import KINDS
 from tests.unit.test_launch import PLACE, cluster, engine, fleets
 
 if TYPE_CHECKING:
@@ -145,6 +147,33 @@ def test_red_that_takes_for_ever_is_a_failure_too() -> None:
     report = judge_broken("other block size", red, seconds=81.0, limit_s=80)
     assert report.verdict is Verdict.FAILED
     assert report.message == "red, but only after 81.0 s, 80 s allowed: clients would hang"
+
+
+# --- what real engines have shown (tests/data/controls) --------------------------------------
+RECORDED = json.loads((Path(__file__).parents[1] / "data/controls/controls.json").read_text())
+
+
+def recorded(name: str) -> tuple[list[RungReport], str]:
+    """The verdicts of the climb's judges, and what the router said of the pair."""
+    told = RECORDED[name]
+    return [RungReport.model_validate(r) for r in told["rungs"]], told["router"]
+
+
+@pytest.mark.parametrize("subject", [f.subject for f in FAULTS])
+def test_real_engines_that_are_broken_so_are_seen(subject: str) -> None:
+    rungs, why = recorded(subject)
+    report = judge_broken(subject, rungs, seconds=18.0, limit_s=80, why=why)
+    assert report.verdict is Verdict.PASSED
+    assert "the router refuses the pair: warm-up failed: " in report.message
+    red = {r.rung for r in rungs if r.verdict is Verdict.FAILED}
+    assert red == {*(f"tokens/{kind}" for kind in KINDS), "pushed", "bytes", "failures"}
+    assert all(r.seconds < 1 for r in rungs[: len(KINDS)]), "a client would have waited"
+
+
+def test_a_real_pair_that_is_well_would_not_do_for_a_broken_one() -> None:
+    rungs, why = recorded("good")
+    report = judge_broken("other block size", rungs, seconds=5.0, limit_s=80, why=why)
+    assert report.verdict is Verdict.FAILED
 
 
 # --- EFA -------------------------------------------------------------------------------------

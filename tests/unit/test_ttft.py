@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +84,29 @@ def test_one_round_that_was_disturbed_does_not_decide() -> None:
         ],
     )
     assert report.verdict is Verdict.PASSED
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data/controls/ttft.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "ratio"),
+    [
+        ("calm", Verdict.PASSED, 1.052),
+        ("disturbed", Verdict.PASSED, 0.576),
+        ("loaded", Verdict.FAILED, 1.57),
+    ],
+)
+def test_real_engines_are_judged_by_their_medians(
+    name: str, verdict: Verdict, ratio: float
+) -> None:
+    """On two cores, which others used while `loaded` was measured: there it is not judged."""
+    rounds = [
+        run(r["mode"], r["round"], r["ttft_ms"], kv_bytes=r["kv_bytes"]) for r in RECORDED[name]
+    ]
+    report = judge_ttft(PAIR, rounds)
+    assert (report.verdict, report.evidence["ratio"]) == (verdict, pytest.approx(ratio, abs=0.01))
+    assert report.evidence["samples"] == {"push": 80, "pull": 80}
 
 
 def test_too_few_answers_are_no_median() -> None:
