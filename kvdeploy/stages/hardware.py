@@ -17,6 +17,7 @@ from kvdeploy.planning.hardware import judge_efa, judge_node
 from kvdeploy.planning.identity import judge_account, judge_spec
 from kvdeploy.planning.launch import ROUTER
 from kvdeploy.planning.writing import once_each, unit_argv
+from kvdeploy.stages.efa import why_not_efa
 from kvdeploy.stages.writing import program, write
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class NodeGround:
             ", ".join(sorted(pushed)),
             efa_bytes=sum(after[n].efa_bytes - self._before[n].efa_bytes for n in nodes),
             pushed_bytes=sum(pushed.values()),
-            why_not=self._why_not_efa(),
+            why_not=why_not_efa(self._units.crew),
             mocked=self._mocked,
         )
 
@@ -165,15 +166,6 @@ class NodeGround:
     def _begin(self, engine: LaunchSpec) -> AbstractContextManager[Talker]:
         argv = unit_argv(engine, program())
         return self._units.crew.remote.talk(self._units.hosts[engine.name], *argv)
-
-    # --- afterwards --------------------------------------------------------------------------
-    def _why_not_efa(self) -> str:
-        crew = self._units.crew
-        if crew.device == "cpu":
-            return "engines compute on CPUs here, and their KV goes over TCP"
-        if crew.spec.connector.backend == "UCX":
-            return "connector.backend is UCX, which does not use EFA"
-        return ""
 
 
 def _name(host: Host) -> str:

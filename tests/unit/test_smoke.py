@@ -377,9 +377,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setattr("kvdeploy.stages.asking.SETTLE_S", 0.0)
     monkeypatch.setattr("kvdeploy.stages.asking.QUIET_S", 0.0)
     monkeypatch.setattr("kvdeploy.stages.asking.ASK_TIMEOUT_S", 5.0)
-    monkeypatch.setattr("kvdeploy.stages.smoke.RECOVERY_S", 0.0)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_DEADLINE_S", 0.1)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_TOLERANCE_S", 1.0)
+    monkeypatch.setattr("kvdeploy.stages.controls.RECOVERY_S", 0.0)
+    monkeypatch.setattr("kvdeploy.stages.controls.DEADLINE_S", 0.1)
+    monkeypatch.setattr("kvdeploy.stages.controls.TOLERANCE_S", 1.0)
     monkeypatch.setattr("kvdeploy.stages.smoke.AT_ONCE", 4)
     stand = Stand()
     yield stand
@@ -610,7 +610,7 @@ def test_a_router_that_hangs_without_prefill_is_red(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvdeploy.stages.asking.ASK_TIMEOUT_S", 0.6)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_TOLERANCE_S", 0.2)
+    monkeypatch.setattr("kvdeploy.stages.controls.TOLERANCE_S", 0.2)
     report = stand.climb(ScriptedFleet(hangs_without_prefill=True))
     assert red(report) == {"control"}
     assert the(report, "control").message == (
