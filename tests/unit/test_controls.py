@@ -207,8 +207,8 @@ def test_a_real_pair_that_is_well_would_not_do_for_a_broken_one() -> None:
             100,
             True,
             Verdict.FAILED,
-            "the efa rung was green with TCP in place of EFA: 100 bytes went over EFA, all of them "
-            "mocked: this shows nothing of hardware",
+            "the efa rung was green with TCP in place of EFA: 100 bytes went over EFA; mocked: "
+            "this shows nothing of hardware",
         ),
         (0, 0, False, Verdict.FAILED, "no KV was moved over TCP, so nothing was shown"),
     ],
