@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvdeploy.model.record import Record, StageRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from kvdeploy.stages.base import Results, Stage, Step
@@ -40,6 +40,7 @@ def up(
     progress: Progress,
     again_from: str | None = None,
     until: str | None = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Ran:
     """Bring every stage to its wanted state.
 
@@ -55,21 +56,22 @@ def up(
         progress: told of every stage that has something to do.
         again_from: this stage and all after it are done although they hold.
         until: the last stage to look at.
+        known: results of stages before the first, which are not looked at.
     """
-    results: Results = {}
+    results: Results = dict(known or {})
     done = []
     again = False
     for stage in stages:
         again = again or stage.name == again_from
         digest = digest_of(stage.inputs(results))
-        known = record.stages.get(stage.name)
-        if again or known is None or known.digest != digest or not stage.holds(known.result):
+        last = record.stages.get(stage.name)
+        if again or last is None or last.digest != digest or not stage.holds(last.result):
             with progress.step(stage.title) as step:
-                known = StageRecord(digest=digest, result=dict(stage.apply(results, step)))
-            record = record.with_stage(stage.name, known)
+                last = StageRecord(digest=digest, result=dict(stage.apply(results, step)))
+            record = record.with_stage(stage.name, last)
             store.write(record)
             done.append(stage.name)
-        results[stage.name] = known.result
+        results[stage.name] = last.result
         if stage.name == until:
             break
     return Ran(record=record, done=tuple(done))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy import probes
 from kvdeploy.adapters.ansible.ssh import check_tools, unwatched_argv
 from kvdeploy.adapters.ansible.unreachable import hint_of, words_of
+from kvdeploy.adapters.dialogue import Dialogue
 from kvdeploy.errors import UnreachableError
 from kvdeploy.model.outputs import NodeFacts
 from kvdeploy.polling import wait_for
@@ -80,6 +81,15 @@ class Remote:
         check_tools(self.connection)
         argv = unwatched_argv(host, self.connection, *argv)
         spawn_session(argv, env=os.environ, log=log)
+
+    def talk(self, host: Host, *argv: str) -> Dialogue:
+        """Run a program on a node and speak with it.
+
+        Raises:
+            ToolError: ssh is not here.
+        """
+        check_tools(self.connection)
+        return Dialogue(unwatched_argv(host, self.connection, *argv), env=os.environ, log=self._log)
 
     @contextmanager
     def way(

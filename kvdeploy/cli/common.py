@@ -168,6 +168,18 @@ def spec_of(app: App, file: Path | None, store: Store) -> ClusterSpec | None:
     return spec if spec.name == store.cluster else None
 
 
+def asked_now(app: App, file: Path | None, store: Store) -> tuple[ClusterSpec | None, str]:
+    """The cluster file of a running cluster as it is now, and its name; None when it is broken, or
+    another cluster's.
+    """
+    try:
+        loaded = load(app, file, ())
+    except KvdeployError:
+        return None, ""
+    found = loaded.spec if loaded.spec.name == store.cluster else None
+    return found, loaded.source
+
+
 @contextmanager
 def recorded(app: App, store: Store, verb: str) -> Iterator[tuple[RunLog, LocalRunner]]:
     """Hold the cluster and write down what this run says and runs."""

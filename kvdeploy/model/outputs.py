@@ -62,7 +62,15 @@ class NodeFacts(Stored):
     """Of every process that runs, by name."""
     units: dict[str, dict[str, str]] = Field(default_factory=dict)
     """systemd's words on every unit of ours, by process."""
+    memlock: dict[str, str] = Field(default_factory=dict)
+    """By process: bytes of memory that it may lock, or 'unlimited'; '' when it does not run."""
+    huge_pages: int = 0
+    """Of 2 MiB, reserved."""
     gpus: int = 0
+    driver: str = ""
+    """NVIDIA's, e.g. '580.95.05'; '' without one that answers."""
+    fabric_manager: str = ""
+    """Its version, written as the driver's."""
     efa_devices: int = 0
     efa_bytes: int = 0
     """Written and read by RDMA at this node's wish, by all devices together, since they came."""

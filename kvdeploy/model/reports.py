@@ -38,6 +38,8 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
+    NOT_RUN = "not run"
+    """It could be, and was not asked for."""
     MOCKED = "mocked"
     """Would have passed, on hardware that is not real: a rehearsal."""
 

@@ -11,12 +11,13 @@ import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvdeploy.model import catalog, layout
 from kvdeploy.model.infra import S3
 from kvdeploy.model.inventory import Host, Inventory
 from kvdeploy.planning.aws_spec_checks import is_hub_model
+from kvdeploy.planning.hardware import huge_pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from kvdeploy.planning.fleetplan import FleetPlan, Machine
 
 Variables = dict[str, Any]
-
-HUGE_PAGES_FROM: Final = 16
-"""EFA devices of a node for which huge pages are reserved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +121,10 @@ def base_variables() -> Variables:
 
 def node_variables(profile: InstanceProfile | None, *, data_gib: int) -> Variables:
     """Of role base, on GPU nodes alone."""
-    devices = profile.efa_devices if profile else 0
     return {
         "base_nvme": profile is not None and profile.nvme,
         "base_data_gib": data_gib,
-        "base_huge_pages": catalog.HUGE_PAGES if devices >= HUGE_PAGES_FROM else 0,
+        "base_huge_pages": huge_pages_of(profile),
     }
 
 

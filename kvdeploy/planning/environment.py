@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy.model.layout import LIBFABRIC
 
 if TYPE_CHECKING:
+    from kvdeploy.model.launch import LaunchSpec
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.launch import EnginePlace
 
@@ -19,6 +20,8 @@ EFA: Final = {
     # NIXL's plugin must meet the installer's libfabric: a distribution's lacks its symbols.
     "LD_LIBRARY_PATH": LIBFABRIC,
 }
+
+CPU_THREADS: Final = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 def build_environment(
@@ -41,7 +44,7 @@ def build_environment(
     }
     if cpu:
         return env | {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, place.cpus)),
+            CPU_THREADS: ",".join(map(str, place.cpus)),
             "OMP_NUM_THREADS": str(len(place.cpus)),
             # Without it the first request compiles for 5-20 s, --enforce-eager or not.
             "TORCHDYNAMO_DISABLE": "1",
@@ -50,3 +53,8 @@ def build_environment(
         }
     env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.gpus))
     return env | (EFA if place.efa and backend == "LIBFABRIC" else {})
+
+
+def computes_on_cpus(engine: LaunchSpec) -> bool:
+    """Whether an engine was planned for CPUs."""
+    return CPU_THREADS in engine.env

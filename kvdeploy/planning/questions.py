@@ -19,6 +19,9 @@ WORDS: Final = (
     *("window", "anchor", "basket", "candle", "desert", "engine", "forest", "garden"),
 )
 
+KINDS: Final = ("short", "long", "prefix", "chat", "stream")
+"""Of the questions that every pair is asked."""
+
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
 

@@ -58,9 +58,12 @@ class Bench:
         pace: Pace,
         runs: int,
         still_s: float = STILL_S,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`headers` go with every request, beside those that the router wants."""
         self._vocabulary, self._seed, self._mark = vocabulary, seed, mark
         self._pace, self._total, self._still_s = pace, runs, still_s
+        self._own_headers = dict(headers or {})
         self._began = time.monotonic()
         self.runs: list[Run] = []
         self.failed: dict[str, str] = {}
@@ -103,7 +106,7 @@ class Bench:
             mark=f"{self._mark} {wanted.mode} {wanted.cell} {wanted.round}",
             vocabulary=self._vocabulary,
         )
-        clients = Clients(asker, wanted)
+        clients = Clients(asker, wanted, self._own_headers)
         return asyncio.run(self._timed(asker, wanted, clients, scripts))
 
     async def _timed(
@@ -133,12 +136,12 @@ class Bench:
 class Clients:
     """As many connections as a cell has clients, each of which asks again when it is answered."""
 
-    def __init__(self, asker: Asker, wanted: Planned) -> None:
+    def __init__(self, asker: Asker, wanted: Planned, headers: Mapping[str, str]) -> None:
         self._wanted, self._model = wanted, asker.config.served_model
         self._url = f"{asker.fleet.url}{PATH}"
-        self._headers = asker.headers
+        self._headers = {**asker.headers, **headers}
         if wanted.mode != asker.config.usual_mode:
-            self._headers = {**asker.headers, "X-Kvdeploy-Mode": wanted.mode}
+            self._headers["X-Kvdeploy-Mode"] = wanted.mode
         trust = http.trusting(asker.fleet.trust) if asker.fleet.trust else None
         self._connections = [
             load.Connection(asker.fleet.url, trust) for _ in range(wanted.cell.concurrency)

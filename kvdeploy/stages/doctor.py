@@ -16,7 +16,9 @@ from kvdeploy.adapters.terraform.client import find_version
 from kvdeploy.errors import CheckError
 from kvdeploy.model.catalog import INSTANCES, RUNTIME_DISK_GIB, TERRAFORM_MIN
 from kvdeploy.model.outputs import NodeFacts
+from kvdeploy.model.reports import Verdict
 from kvdeploy.planning.checks import memory_needed_gib
+from kvdeploy.planning.hardware import huge_pages_of, judge_node
 from kvdeploy.stages.preflight import device_of, look
 from kvdeploy.stages.runtime import named_python
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kvdeploy.model.catalog import InstanceProfile
     from kvdeploy.model.facts import MachineFacts
     from kvdeploy.model.outputs import Device
     from kvdeploy.model.spec import ClusterSpec
@@ -83,6 +86,7 @@ def examine_node(units: Units, name: str) -> list[Symptom]:
         for what, (there, wanted) in devices.items()
         if wanted
     ]
+    found += _of_a_node(host.name, said, profile, mocked=spec.kind == "rehearsal")
     for process in (p for p, place in units.hosts.items() if place.name == host.name):
         state = said.units.get(process, {}).get("ActiveState", "absent")
         found.append(
@@ -95,6 +99,29 @@ def examine_node(units: Units, name: str) -> list[Symptom]:
             )
         )
     return found
+
+
+def _of_a_node(
+    name: str, said: NodeFacts, profile: InstanceProfile | None, *, mocked: bool
+) -> Iterator[Symptom]:
+    """What smoke's rungs about a node say, devices left out."""
+    if profile is None:
+        return
+    needed = {
+        "driver": "the fabric manager's" if profile.nvswitch else "one that answers",
+        "memlock": "unlimited",
+        "huge-pages": str(huge_pages_of(profile)),
+    }
+    verdicts = {Verdict.FAILED: "missing", Verdict.NOT_APPLICABLE: "not needed"}
+    for rung in judge_node(name, said, profile, mocked=mocked):
+        if what := rung.rung.partition("/")[2]:
+            yield Symptom(
+                what=what.replace("-", " "),
+                found=rung.message,
+                needed=needed[what],
+                verdict=verdicts.get(rung.verdict, "ok"),
+                hint=f"'kvdeploy up --from configure' makes {name} ready again.",
+            )
 
 
 def _machine(spec: ClusterSpec, facts: MachineFacts, device: Device) -> Iterator[Symptom]:

@@ -91,7 +91,7 @@ class LocalFleetStage:
                     step.update(f"starting {spec.name}")
                     started.append(spec.name)
                     self._processes.start(spec)
-            self._wait_ready(wanted, step)
+            self.wait_ready(wanted, step)
             self._tell_router(plan, step)
             self._wait_pairs(plan, step)
         except BaseException:
@@ -182,7 +182,9 @@ class LocalFleetStage:
         msg = f"no {length} free ports in a row above {SIDE_CHANNEL_PORT_BASE}"
         raise FleetError(msg, hint="'kvdeploy doctor' shows what listens here.")
 
-    def _wait_ready(self, specs: Sequence[LaunchSpec], step: Step) -> None:
+    def wait_ready(self, specs: Sequence[LaunchSpec], step: Step) -> None:
+        """Until all are. Raises FleetError, with the last lines of one that is not."""
+
         def look() -> bool | None:
             waiting = []
             for spec in specs:

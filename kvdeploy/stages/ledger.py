@@ -12,7 +12,7 @@ from kvdeploy.planning import sizing, verdicts
 from kvdeploy.stages.asking import read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from kvdeploy.adapters import http
     from kvdeploy.model.counters import EngineCounters
@@ -61,6 +61,14 @@ class Ledger:
 
     def note(self, rung: str, subject: str, verdict: Verdict, message: str) -> None:
         self.add(RungReport(rung=rung, subject=subject, verdict=verdict, message=message))
+
+    def take(self, rungs: Iterable[RungReport]) -> None:
+        """Add rungs as they are climbed, each with the time that it took."""
+        started = time.monotonic()
+        for rung in rungs:
+            now = time.monotonic()
+            self.add(rung.model_copy(update={"seconds": round(now - started, 2)}))
+            started = now
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kvdeploy.planning.fleetplan import FleetPlan
     from kvdeploy.proc import Outcome
     from kvdeploy.progress import Listener
+    from kvdeploy.stages.writing import Talker
 
 UNKNOWN: Final = NodeFacts(boot_id="", interface="lo", cores=(0,))
 """In the place of what a node has not been asked yet; nothing is done to it because of this."""
@@ -80,6 +81,9 @@ class Nodes(Protocol):
         """Ports of this machine that lead to `targets`. Raises UnreachableError."""
 
     def follow(self, host: Host, *argv: str, log: Path) -> None: ...
+
+    def talk(self, host: Host, *argv: str) -> AbstractContextManager[Talker]:
+        """A program on a node that is spoken with. Raises ToolError."""
 
 
 @dataclass(frozen=True, kw_only=True)

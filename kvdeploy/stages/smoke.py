@@ -8,52 +8,33 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from kvdeploy.errors import KvdeployError
 from kvdeploy.model.reports import SmokeReport, Verdict
 from kvdeploy.planning import questions, verdicts
 from kvdeploy.planning.launch import NO_PREFIX_CACHING
-from kvdeploy.polling import wait_for
 from kvdeploy.stages.asking import Asker
+from kvdeploy.stages.controls import StoppedPrefill
 from kvdeploy.stages.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from kvdeploy.model.counters import EngineCounters
-    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, NodeFacts
+    from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
     from kvdeploy.model.reports import RungReport
     from kvdeploy.model.routing import Engine
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.questions import Question
     from kvdeploy.stages.base import Step
+    from kvdeploy.stages.controls import Freezer
+    from kvdeploy.stages.ground import Ground
 
 AT_ONCE: Final = 8
 LONG_BLOCKS: Final = 4.5
 """The long prompt has more than 4 KV blocks, and its last one is not full."""
-CONTROL_DEADLINE_S: Final = 4.0
-CONTROL_TOLERANCE_S: Final = 2.0
-RECOVERY_S: Final = 60.0
-
-
-class Freezer(Protocol):
-    """Stops a process for a moment, as it is, and lets it go on."""
-
-    def pause(self, name: str) -> None: ...
-
-    def resume(self, name: str) -> None: ...
-
-
-class Hardware(Protocol):
-    """The nodes under a fleet."""
-
-    def look(self) -> dict[str, NodeFacts]: ...
-
-    def judge(
-        self, before: Mapping[str, NodeFacts], pushed: Mapping[str, int]
-    ) -> Iterator[RungReport]: ...
 
 
 class Smoke:
@@ -67,9 +48,10 @@ class Smoke:
         freezer: Freezer | None,
         step: Step,
         *,
-        hardware: Hardware | None = None,
+        ground: Ground | None = None,
     ) -> None:
-        self.spec, self.freezer, self.step, self.hardware = spec, freezer, step, hardware
+        self.spec, self.freezer, self.step, self.ground = spec, freezer, step, ground
+        self.model = model
         self.asker = Asker(fleet)
         self.ledger = Ledger(spec, model)
         self.nonce = f"n{time.time_ns() // 1000 % 10**9:x}"
@@ -81,7 +63,8 @@ class Smoke:
         self.step.update("waiting for a quiet fleet")
         self.asker.wait_quiet()
         words_long = self._words_long()
-        nodes = self.hardware.look() if self.hardware else {}
+        if self.ground is not None:
+            self.ledger.take(self.ground.rungs(self.step, self.nonce))
         before = self.asker.counters()
         for prefill, decode in self.asker.pairs:
             # What differs comes first: a block in common would be in decode's cache already.
@@ -89,9 +72,9 @@ class Smoke:
             asked = questions.pair_questions(nonce, words_long=words_long)
             self._pair(prefill, decode, asked)
         self._at_once(questions.concurrent_questions(self.nonce, AT_ONCE, words_long=words_long))
-        self._nodes(nodes, before)
-        self._controls(before)
-        return self._report()
+        self._carried(before)
+        StoppedPrefill(self).run(before)
+        return self.report()
 
     def prove(self) -> SmokeReport:
         """One push over every pair: what `up` ends with."""
@@ -99,9 +82,27 @@ class Smoke:
         for i, (prefill, decode) in enumerate(self.asker.pairs):
             asked = (questions.proof_question(f"{self.nonce}{i}", words_long=words_long),)
             self._pair(prefill, decode, asked)
-        return self._report()
+        return self.report()
 
-    def _report(self) -> SmokeReport:
+    def ask_pair(
+        self, prefill: Engine, decode: Engine, *, timeout_s: float
+    ) -> tuple[RungReport, ...]:
+        """What one pair is asked in a climb, each question with a deadline: for a pair that may be
+        broken. An engine that does not even tell its counters is red.
+        """
+        try:
+            asked = questions.pair_questions(self.nonce, words_long=self._words_long())
+            self._pair(prefill, decode, asked, timeout_s=timeout_s)
+        except KvdeployError as e:
+            self.ledger.note("asked", _name(prefill, decode), Verdict.FAILED, e.message)
+        return tuple(self.ledger.rungs)
+
+    def moved_since(self, before: Mapping[str, EngineCounters]) -> dict[str, int]:
+        """Bytes of KV by the engines that write."""
+        after = self.asker.counters()
+        return {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
+
+    def report(self) -> SmokeReport:
         return SmokeReport(
             cluster=self.spec.name,
             target=self.spec.kind,
@@ -113,14 +114,21 @@ class Smoke:
 
     # --- one pair --------------------------------------------------------------------------
 
-    def _pair(self, prefill: Engine, decode: Engine, asked: Sequence[Question]) -> None:
+    def _pair(
+        self,
+        prefill: Engine,
+        decode: Engine,
+        asked: Sequence[Question],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         pair = _name(prefill, decode)
         before, expected = self.asker.counters(), 0
-        for question in self._fitting(pair, asked):
+        for question in self.fitting(pair, asked):
             self.step.update(f"{pair}: {question.rung}")
             with self.ledger.timed():
                 reference = self.asker.reference(question)
-                answer = self.asker.ask(question, pair)
+                answer = self.asker.ask(question, pair, timeout_s)
                 self.ledger.judge_tokens(question.rung, pair, reference, answer)
             expected += self._expected_bytes(question)
         self.step.update(f"{pair}: counters")
@@ -139,7 +147,7 @@ class Smoke:
 
     def _at_once(self, asked: Sequence[Question]) -> None:
         self.step.update(f"router: {len(asked)} requests at once")
-        fitting = list(self._fitting("router", asked))
+        fitting = list(self.fitting("router", asked))
         if not fitting:
             return
         with self.ledger.timed():
@@ -162,82 +170,15 @@ class Smoke:
                 verdicts.judge_failures("router", _sum([after[n] - before[n] for n in after]))
             )
 
-    def _nodes(self, nodes: Mapping[str, NodeFacts], before: Mapping[str, EngineCounters]) -> None:
-        if self.hardware is None:
+    def _carried(self, before: Mapping[str, EngineCounters]) -> None:
+        if self.ground is None:
             return
-        self.step.update("nodes: their devices")
-        with self.ledger.timed():
-            after = self.asker.counters()
-            pushed = {w: (after[w] - before[w]).pushed_bytes for w in self._writers()}
-            for rung in self.hardware.judge(nodes, pushed):
-                self.ledger.add(rung)
-
-    def _controls(self, before: dict[str, EngineCounters]) -> None:
-        """Freeze every prefill: a request must fail, in words and in time. Then thaw them."""
-        subject = "prefill stopped"
-        if self.freezer is None:
-            message = "this target's prefill cannot be stopped from here"
-            self.ledger.note("control", subject, Verdict.NOT_APPLICABLE, message)
-            return
-        question = questions.control_question(self.nonce)
-        self.step.update("control: prefill is stopped, a request must fail")
-        with self.ledger.timed():
-            with self._frozen(self.freezer):
-                answer = self.asker.ask(question, timeout_s=CONTROL_DEADLINE_S)
-            self.ledger.add(
-                verdicts.judge_control(
-                    subject,
-                    status=answer.status or None,
-                    error_message=answer.message if answer.is_openai_error else None,
-                    seconds=answer.seconds,
-                    deadline_s=CONTROL_DEADLINE_S,
-                    tolerance=CONTROL_TOLERANCE_S,
-                )
-            )
-        self._recovery(before)
-
-    @contextmanager
-    def _frozen(self, freezer: Freezer) -> Iterator[None]:
-        names = [p.name for p in self.asker.prefills]
-        try:
-            for name in names:
-                freezer.pause(name)
-            yield
-        finally:
-            for name in names:
-                freezer.resume(name)
-
-    def _recovery(self, before: dict[str, EngineCounters]) -> None:
-        """The control must leave nothing behind: right answers, and every block given back."""
-        self.step.update("recovery: prefill runs again")
-        with self.ledger.timed():
-            wait_for(
-                lambda: True if self.asker.is_ready() else None,
-                timeout_s=RECOVERY_S,
-                interval_s=0.3,
-            )
-            asked = (questions.recovery_question(self.nonce),)
-            for question in self._fitting("router", asked):
-                reference = self.asker.reference(question)
-                self.ledger.judge_tokens(
-                    question.rung, "router", reference, self.asker.ask(question)
-                )
-            names = [d.name for d in self.asker.decodes]
-            after = self.asker.settled(
-                lambda seen: all(seen[n].kv_cache_usage <= before[n].kv_cache_usage for n in names)
-            )
-            for name in names:
-                self.ledger.add(
-                    verdicts.judge_leak(
-                        name,
-                        usage_before=before[name].kv_cache_usage,
-                        usage_after=after[name].kv_cache_usage,
-                    )
-                )
+        self.step.update("nodes: what their devices moved")
+        self.ledger.take(self.ground.carried(self.moved_since(before)))
 
     # --- small things ----------------------------------------------------------------------
 
-    def _fitting(self, subject: str, asked: Sequence[Question]) -> Iterator[Question]:
+    def fitting(self, subject: str, asked: Sequence[Question]) -> Iterator[Question]:
         """The questions that the model's length has room for; the others are said."""
         room = self.spec.model.max_length - questions.ANSWER_TOKENS
         for question in asked:

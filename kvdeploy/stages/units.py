@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvdeploy.adapters.ansible.client import Play
 from kvdeploy.errors import FleetError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
 from kvdeploy.planning.launch import ROUTER
+from kvdeploy.stages.nodefleet import FLEET, FLEET_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from kvdeploy.model.inventory import Host
+    from kvdeploy.model.launch import LaunchSpec
     from kvdeploy.model.record import Record
+    from kvdeploy.stages.base import Step
     from kvdeploy.stages.nodes import Blueprint, Crew
 
 
@@ -70,6 +74,36 @@ class Units:
                 "generation": told.generations.get(name, ""),
                 "reason": "",
             }
+
+    def start(self, engines: Sequence[LaunchSpec], step: Step) -> None:
+        """Start these in the place of those of the same names, until all are ready, and leave the
+        rest of the fleet alone.
+
+        Raises KvdeployError: a node does not answer, or an engine does not start so.
+        """
+        anew = {engine.name: engine for engine in engines}
+        touched = [
+            host.model_copy(update={"vars": {**host.vars, "engine_specs": wanted}})
+            for host in self.blueprint.inventory.hosts
+            if (wanted := self._specs_on(host, anew)) is not None
+        ]
+        self.crew.plays.listener = step
+        self.crew.plays.run(
+            Play(
+                playbook=FLEET,
+                inventory=self.blueprint.inventory.model_copy(update={"hosts": tuple(touched)}),
+                variables=self.crew.variables,
+                secrets=self.crew.secrets(),
+                timeout_s=FLEET_S,
+            )
+        )
+
+    def _specs_on(self, host: Host, anew: Mapping[str, LaunchSpec]) -> list[dict[str, Any]] | None:
+        """What a host's engines are to be started from; None where none of them changes."""
+        here = self.blueprint.plan.engines.get(host.name, ())
+        if not any(engine.name in anew for engine in here):
+            return None
+        return [anew.get(engine.name, engine).model_dump(mode="json") for engine in here]
 
     def pause(self, name: str) -> None:
         self._signal(name, "SIGSTOP")

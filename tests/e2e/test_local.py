@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import openai
 import psutil
@@ -326,14 +327,37 @@ def test_a_client_that_leaves_costs_no_blocks(cluster: Cluster) -> None:
     assert cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
 
 
-def test_smoke_proves_the_fleet(cluster: Cluster) -> None:
-    ran = cluster.run("smoke", "--json", timeout_s=300)
+def test_smoke_proves_the_fleet_and_sees_each_way_to_break_it(cluster: Cluster) -> None:
+    """Engines are started otherwise, and the cluster's own again: three times there and back."""
+    ran = cluster.run("smoke", "--restart", "--json", "--junit", "smoke.xml", timeout_s=900)
     assert ran.code == 0, ran.err
     report = ran.document
     assert report["proven"]
     verdicts = {(r["rung"], r["subject"]): r["verdict"] for r in report["rungs"]}
-    assert set(verdicts.values()) == {"passed"}
     pair = "prefill-0/decode-0"
+    assert verdicts.pop(("control", "TCP in place of EFA")) == "not applicable"
+    assert verdicts.pop(("ttft", pair)) == "not applicable"
+    (ttft,) = (r for r in report["rungs"] if r["rung"] == "ttft")
+    assert ttft["evidence"]["samples"] == {"push": 80, "pull": 80}
+    here = "this machine"
+    assert {k for k, v in verdicts.items() if v != "passed"} == {
+        (rung, here) for rung in ("node", "node/memlock", "fabric")
+    }
+    assert {v for v in verdicts.values() if v != "passed"} == {"not applicable"}
+    assert ("spec", "cluster file") in verdicts
+    written = {r["rung"]: r["evidence"] for r in report["rungs"] if r["rung"].startswith("write/")}
+    assert {name: e["wrote"]["bytes"] for name, e in written.items()} == {
+        "write/small": 4096,
+        "write/many": 2**24,
+        "write/large": 2**26,
+    }
+    assert {e["wrote"]["backend"] for e in written.values()} == {"UCX"}
+    for subject in ("decode in pull mode", "other block size"):
+        assert ("control", subject) in verdicts
+    suite = ET.parse(cluster.root / "smoke.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(report["rungs"])), "0")
+    assert suite.get("skipped") == "5"
+    assert cluster.up().document["done"] == [], "the cluster did not get its own fleet back"
     for rung in ("short", "long", "prefix", "chat", "stream"):
         assert (f"tokens/{rung}", pair) in verdicts
     assert ("bytes", pair) in verdicts
@@ -499,6 +523,24 @@ def test_what_a_killed_smoke_has_frozen_is_thawed_by_up(cluster: Cluster) -> Non
     assert cluster.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
 
 
+def test_what_a_killed_smoke_has_started_otherwise_is_replaced_by_up(cluster: Cluster) -> None:
+    launched = cluster.root / ".kvdeploy/e2e/processes/decode-0/launch.json"
+    smoke = cluster.start("smoke", "--restart")
+    other = wait_for(
+        lambda: "NixlConnector" in launched.read_text() or None, timeout_s=60, interval_s=0.1
+    )
+    smoke.kill()
+    smoke.communicate(timeout=10)
+    assert other
+    ran = cluster.run("smoke")
+    assert (ran.code, "'kvdeploy up' repairs it" in ran.err) == (9, True)
+
+    ran = cluster.up()
+
+    assert (ran.code, ran.document["done"]) == (0, ["fleet", "proof"])
+    assert "NixlPushConnector" in launched.read_text()
+
+
 def test_an_engine_that_dies_at_start_is_told_and_nothing_of_it_is_left(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -530,6 +572,9 @@ def test_two_by_two_works_over_every_pair(cluster: Cluster) -> None:
     }
     pairs = {f"prefill-{p}/decode-{d}" for p in (0, 1) for d in (0, 1)}
     assert passed == pairs | {"router"}
+    spec = next(r for r in ran.document["rungs"] if r["rung"] == "spec")
+    assert spec["verdict"] == "not applicable"
+    assert "fleet.prefill.count is 2, there 1" in spec["message"]
 
 
 def test_engines_killed_under_load_cost_no_request_and_no_token(cluster: Cluster) -> None:

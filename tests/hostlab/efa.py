@@ -81,9 +81,10 @@ def _fill(tree: Path, version: str) -> None:
             architecture=architecture,
             files={
                 f"{ROOT}/bin/fi_info": fi_info,
+                f"{ROOT}/bin/fi_pingpong": (FILES / "efa/fi_pingpong").read_text(),
                 f"{ROOT}/lib/libfabric.so.1.0.0": library.read_bytes(),
             },
-            programs=frozenset({f"{ROOT}/bin/fi_info"}),
+            programs=frozenset({f"{ROOT}/bin/fi_info", f"{ROOT}/bin/fi_pingpong"}),
             links={
                 f"{ROOT}/lib/libfabric.so.1": "libfabric.so.1.0.0",
                 f"{ROOT}/lib/libfabric.so": "libfabric.so.1",

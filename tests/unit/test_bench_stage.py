@@ -168,6 +168,16 @@ def test_every_run_asks_its_mode_and_counts_what_moved_after_its_warm_up(site: S
     assert told.details[3].startswith("run 4 of 4, about ")
 
 
+def test_whoever_measures_may_send_headers_of_their_own(site: Site) -> None:
+    pace, asked = Pace(requests=2, seconds=30), planned("push")[:1]
+    headers = {"X-Kvdeploy-Mode": "push-sequential"}  # the one that the site tells apart
+    bench = Bench(
+        vocabulary=32_000, seed=0, mark="m", pace=pace, runs=1, still_s=0, headers=headers
+    )
+    bench.measure(site.outputs(), asked, Told())
+    assert {mode for mode, _ in site.asked} == {"push-sequential"}
+
+
 def test_what_is_asked_makes_an_answer_of_exactly_so_many_tokens(site: Site) -> None:
     measure(site, planned("push")[:1])
     _, body = site.asked[-1]

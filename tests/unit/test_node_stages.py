@@ -16,12 +16,14 @@ from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
 from kvdeploy.model.inventory import Connection
 from kvdeploy.model.outputs import NodeFacts
 from kvdeploy.model.record import Record, StageRecord
+from kvdeploy.model.reports import Verdict
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
 from kvdeploy.progress import Mute
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.doctor import examine_node
+from kvdeploy.stages.efa import NodeEfa
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
@@ -29,12 +31,14 @@ from tests.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from kvdeploy.adapters.ansible.client import Play
     from kvdeploy.model.inventory import Host
     from kvdeploy.progress import Listener
     from kvdeploy.stages.base import Results
+    from kvdeploy.stages.writing import Talker
 
 CONFIG: Final = {"model_type": "llama", "num_hidden_layers": 4}
 UNREACHABLE: Final = UnreachableError("decode-0 (10.0.0.2) is not reachable: connection refused")
@@ -85,6 +89,9 @@ class Fleet:
         yield {target: 40000 + i for i, target in enumerate(targets)}
 
     def follow(self, host: Host, *argv: str, log: Path) -> None:
+        raise NotImplementedError
+
+    def talk(self, host: Host, *argv: str) -> AbstractContextManager[Talker]:
         raise NotImplementedError
 
 
@@ -436,6 +443,51 @@ def test_units_know_their_nodes_and_how_they_are(
         units.host("decode-1")
 
 
+def test_an_engine_that_is_started_otherwise_leaves_every_other_node_alone(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    (own,) = units.blueprint.plan.engines["decode-0"]
+    other = own.model_copy(update={"env": {"X": "1"}})
+    units.start([other], Line())
+    play = fleet.plays[-1]
+    (host,) = play.inventory.hosts
+    assert (play.playbook, host.name) == ("fleet.yml", "decode-0")
+    assert host.vars["engine_specs"] == [other.model_dump(mode="json")]
+    assert play.inventory.group_vars == units.blueprint.inventory.group_vars
+    untouched = units.host("decode-0").vars
+    assert untouched["engine_specs"] == [own.model_dump(mode="json")]
+    assert {**untouched, "engine_specs": 0} == {**host.vars, "engine_specs": 0}
+
+
+def test_devices_of_every_gpu_node_are_asked_as_if_efa_were_expected(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    spec = cluster(runtime={"device": "cpu"})
+    crew = crew_of(spec, fleet, tmp_path)
+    up(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    efa = NodeEfa(units)
+    assert (efa.mocked, efa.why_not) == (
+        False,
+        "engines compute on CPUs here, and their KV goes over TCP",
+    )
+    assert efa.look() == {"prefill-0": 0, "decode-0": 0}
+    rung = efa.judge({"prefill-0": -30, "decode-0": 0}, {"prefill-0": 100})
+    assert (rung.verdict, rung.evidence) == (
+        Verdict.FAILED,
+        {"efa_bytes": 30, "pushed_bytes": 100},
+    )
+    fleet.silent["decode-0"] = 1
+    with pytest.raises(UnreachableError):
+        efa.look()
+
+
 def test_a_node_is_examined_by_its_own_name_or_its_engines(
     fleet: Fleet, memory: Memory, tmp_path: Path
 ) -> None:
@@ -447,6 +499,9 @@ def test_a_node_is_examined_by_its_own_name_or_its_engines(
     assert [(s.what, s.found, s.needed, s.verdict) for s in examine_node(units, "prefill-0")] == [
         ("GPUs", "0", "8", "missing"),
         ("EFA devices", "0", "16", "missing"),
+        ("driver", "no NVIDIA driver answers", "the fabric manager's", "missing"),
+        ("memlock", "no engine has a unit here", "unlimited", "missing"),
+        ("huge pages", "0 huge pages of 2 MiB, of 5128", "5128", "missing"),
         ("prefill-0", "absent", "active", "missing"),
     ]
     assert [s.what for s in examine_node(units, "router")] == ["router"]

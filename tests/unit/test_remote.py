@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -98,4 +99,27 @@ def test_what_a_node_says_of_itself_can_be_read() -> None:
     facts = NodeFacts.model_validate_json(ran.stdout)
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert facts.cores
+    assert facts.huge_pages == int(Path("/proc/sys/vm/nr_hugepages").read_text())
     assert facts.interface in {"lo", ""}  # "" where there is no ip
+
+
+@pytest.mark.real_process
+@pytest.mark.parametrize(
+    ("program", "gpus", "driver"),
+    [
+        ("echo 580.95.05; echo 580.95.05", 2, "580.95.05"),
+        ("echo NVIDIA-SMI has failed because it could not ask the driver; exit 9", 0, ""),
+    ],
+)
+def test_a_driver_that_does_not_answer_has_no_gpus(
+    tmp_path: Path, program: str, gpus: int, driver: str
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{program}\n")
+    smi.chmod(0o755)
+    text = (Path(probes.__file__).parent / "node.py").read_text()
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    argv = (sys.executable, "-I", "-c", text, "127.0.0.1")
+    ran = LocalRunner().run(Command(argv=argv, env={"PATH": path}))
+    facts = NodeFacts.model_validate_json(ran.stdout)
+    assert (facts.gpus, facts.driver) == (gpus, driver)

@@ -377,9 +377,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setattr("kvdeploy.stages.asking.SETTLE_S", 0.0)
     monkeypatch.setattr("kvdeploy.stages.asking.QUIET_S", 0.0)
     monkeypatch.setattr("kvdeploy.stages.asking.ASK_TIMEOUT_S", 5.0)
-    monkeypatch.setattr("kvdeploy.stages.smoke.RECOVERY_S", 0.0)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_DEADLINE_S", 0.1)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_TOLERANCE_S", 1.0)
+    monkeypatch.setattr("kvdeploy.stages.controls.RECOVERY_S", 0.0)
+    monkeypatch.setattr("kvdeploy.stages.controls.DEADLINE_S", 0.1)
+    monkeypatch.setattr("kvdeploy.stages.controls.TOLERANCE_S", 1.0)
     monkeypatch.setattr("kvdeploy.stages.smoke.AT_ONCE", 4)
     stand = Stand()
     yield stand
@@ -444,6 +444,38 @@ def test_every_pair_is_named_to_the_router_and_proven_on_its_own(stand: Stand) -
     assert {(r, s) for r, s in rungs(report, Verdict.PASSED) if r == "bytes"} == {
         ("bytes", s) for s in (*pairs, "router")
     }
+
+
+class Under:
+    """What is under a fleet, one rung of which may be bad."""
+
+    def __init__(self, verdict: Verdict = Verdict.PASSED) -> None:
+        self.verdict = verdict
+        self.pushed: dict[str, int] = {}
+
+    def rungs(self, step: object, nonce: str) -> Iterator[RungReport]:
+        yield RungReport(rung="write/small", subject=PAIR, verdict=self.verdict, message=nonce)
+
+    def carried(self, pushed: Mapping[str, int]) -> Iterator[RungReport]:
+        self.pushed = dict(pushed)
+        yield RungReport(rung="efa", subject=PAIR, verdict=Verdict.PASSED, message="")
+
+
+def test_what_is_under_the_fleet_comes_first_and_counts(stand: Stand) -> None:
+    fleet, under = ScriptedFleet(), Under()
+    smoke = stand.smoke(fleet)
+    smoke.ground = under
+    report = smoke.climb()
+    assert report.proven
+    assert [r.rung for r in report.rungs][:2] == ["write/small", "tokens/short"]
+    assert the(report, "write/small").message == smoke.nonce
+    assert the(report, "efa").verdict is Verdict.PASSED
+    moved = [r.evidence["pushed_bytes"] for r in report.rungs if r.rung == "bytes"]
+    assert under.pushed == {"prefill-0": sum(cast("list[int]", moved))}
+
+    bad = stand.smoke(ScriptedFleet())
+    bad.ground = Under(Verdict.FAILED)
+    assert not bad.climb().proven
 
 
 def test_a_second_climb_of_the_same_fleet_is_proven_too(stand: Stand) -> None:
@@ -578,7 +610,7 @@ def test_a_router_that_hangs_without_prefill_is_red(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvdeploy.stages.asking.ASK_TIMEOUT_S", 0.6)
-    monkeypatch.setattr("kvdeploy.stages.smoke.CONTROL_TOLERANCE_S", 0.2)
+    monkeypatch.setattr("kvdeploy.stages.controls.TOLERANCE_S", 0.2)
     report = stand.climb(ScriptedFleet(hangs_without_prefill=True))
     assert red(report) == {"control"}
     assert the(report, "control").message == (

@@ -4,11 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvdeploy.model.catalog import INSTANCES
 from kvdeploy.model.counters import EngineCounters
-from kvdeploy.model.outputs import NodeFacts
-from kvdeploy.model.reports import PUSHED, RungReport, SmokeReport, Verdict
-from kvdeploy.planning.hardware import judge_efa, judge_node
+from kvdeploy.model.reports import Verdict
 from kvdeploy.planning.verdicts import (
     TokenRun,
     judge_bytes,
@@ -321,71 +318,3 @@ def test_what_an_idle_engine_still_holds_has_leaked(
 ) -> None:
     report = judge_leak("decode-0", usage_before=before, usage_after=after)
     assert (report.rung, report.verdict, report.message) == ("leak", verdict, message)
-
-
-# --- hardware --------------------------------------------------------------------------------
-P5EN = INSTANCES["p5en.48xlarge"]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "efa", "mocked", "verdict", "message"),
-    [
-        (8, 16, False, Verdict.PASSED, "8 GPUs, 16 EFA devices"),
-        (
-            *(8, 16, True, Verdict.MOCKED),
-            "8 GPUs, 16 EFA devices, all of them mocked: this shows nothing of hardware",
-        ),
-        (8, 15, False, Verdict.FAILED, "8 GPUs, 15 EFA devices; p5en.48xlarge has 8 and 16"),
-        (7, 16, True, Verdict.FAILED, "7 GPUs, 16 EFA devices; p5en.48xlarge has 8 and 16"),
-    ],
-)
-def test_a_node_shows_its_devices(
-    *, gpus: int, efa: int, mocked: bool, verdict: Verdict, message: str
-) -> None:
-    seen = NodeFacts(boot_id="b", gpus=gpus, efa_devices=efa)
-    rung = judge_node("decode-0", seen, P5EN, mocked=mocked)
-    assert (rung.verdict, rung.message) == (verdict, message)
-
-
-@pytest.mark.parametrize(
-    ("efa", "pushed", "why_not", "mocked", "verdict", "message"),
-    [
-        (2000, 1000, "", False, Verdict.PASSED, "2,000 bytes went over EFA"),
-        (
-            *(10, 1000, "", False, Verdict.FAILED),
-            "10 bytes went over EFA, and 1,000 bytes of KV were moved",
-        ),
-        (
-            *(0, 0, "", False, Verdict.FAILED),
-            "0 bytes went over EFA, and 0 bytes of KV were moved",
-        ),
-        (0, 1000, "it is TCP", False, Verdict.NOT_APPLICABLE, "it is TCP"),
-        (
-            *(2000, 1000, "", True, Verdict.MOCKED),
-            "2,000 bytes went over EFA, all of them mocked: this shows nothing of hardware",
-        ),
-    ],
-)
-def test_kv_that_went_another_way_than_efa_is_seen(
-    *, efa: int, pushed: int, why_not: str, mocked: bool, verdict: Verdict, message: str
-) -> None:
-    rung = judge_efa(
-        "prefill-0", efa_bytes=efa, pushed_bytes=pushed, why_not=why_not, mocked=mocked
-    )
-    assert (rung.verdict, rung.message) == (verdict, message)
-
-
-def test_what_is_mocked_proves_nothing() -> None:
-    seen = NodeFacts(boot_id="b", gpus=8, efa_devices=16)
-    report = SmokeReport(
-        cluster="demo",
-        target="rehearsal",
-        started_at="",
-        seconds=0,
-        pairs=("p/d",),
-        rungs=(
-            RungReport(rung=PUSHED, subject="p/d", verdict=Verdict.MOCKED, message=""),
-            judge_node("decode-0", seen, P5EN, mocked=True),
-        ),
-    )
-    assert (report.proven, report.unmoved) == (False, ("p/d",))

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,23 +14,36 @@ import click
 
 from kvdeploy.adapters import http
 from kvdeploy.adapters.ansible.ssh import check_tools, ssh_argv
+from kvdeploy.adapters.aws.nodes import observe
 from kvdeploy.cli.aws.crew import crew_of
+from kvdeploy.cli.restarting import Restarting, finish
 from kvdeploy.cli.tail import Tail
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.polling import SystemClock
 from kvdeploy.proc import LocalRunner
 from kvdeploy.stages.asking import pairs_ready
+from kvdeploy.stages.aws_preflight import session_of
 from kvdeploy.stages.doctor import examine_node
-from kvdeploy.stages.hardware import NodeHardware
+from kvdeploy.stages.efa import NodeEfa
+from kvdeploy.stages.hardware import NodeGround
+from kvdeploy.stages.nodefleet import NodeFleetStage
+from kvdeploy.stages.proof import ProofStage
+from kvdeploy.stages.provision import RUNNING
 from kvdeploy.stages.smoke import Smoke
 from kvdeploy.stages.units import Units, unit_of, units_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
+    from kvdeploy.model.awsfacts import Identity
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
+    from kvdeploy.stages.base import Stage
     from kvdeploy.stages.doctor import Symptom
 
 
@@ -65,8 +79,18 @@ def observed(store: Store) -> dict[str, Any]:
     }
 
 
-def climb(app: App, store: Store, record: Record, run: RunLog, runner: Runner) -> SmokeReport:
-    """The smoke ladder, from here.
+def climb(
+    app: App,
+    store: Store,
+    record: Record,
+    run: RunLog,
+    runner: Runner,
+    *,
+    restart: bool,
+    now: ClusterSpec | None,
+    source: str,
+) -> SmokeReport:
+    """The smoke ladder, from here. `now` is the cluster file `source` as it is.
 
     Raises:
         FleetError: there is no fleet, or it is not whole.
@@ -80,7 +104,42 @@ def climb(app: App, store: Store, record: Record, run: RunLog, runner: Runner) -
             msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
             raise FleetError(msg, hint="'kvdeploy up' repairs it.")
         with app.ui.step("climb the smoke ladder") as step:
-            return Smoke(spec, units.model, here, units, step, hardware=NodeHardware(units)).climb()
+            ground = NodeGround(units, partial(_account, record, spec), now=now, source=source)
+            smoke = Smoke(spec, units.model, here, units, step, ground=ground)
+            smoke.climb()
+
+        def stages(wanted: ClusterSpec) -> Sequence[Stage]:
+            fleet = NodeFleetStage(crew_of(wanted, store, run.path, runner))
+            return (fleet, ProofStage(wanted, fleet.reach))
+
+        restarting = Restarting(
+            app, store, record, spec, stages=stages, start=units.start, reached=here_of(here)
+        )
+        return finish(app.ui, smoke, run, restarting if restart else None, efa=NodeEfa(units))
+
+
+def here_of(here: FleetOutputs) -> Callable[[FleetOutputs], FleetOutputs]:
+    """Makes of a fleet on the same nodes one that is asked over the ways that `here` is."""
+    ways = {engine.name: engine.url for engine in here.router_config.engines}
+
+    def reached(fleet: FleetOutputs) -> FleetOutputs:
+        config = fleet.router_config
+        engines = tuple(e.model_copy(update={"url": ways[e.name]}) for e in config.engines)
+        return fleet.model_copy(
+            update={
+                "url": here.url,
+                "router_config": config.model_copy(update={"engines": engines}),
+            }
+        )
+
+    return reached
+
+
+def _account(record: Record, spec: ClusterSpec) -> tuple[Identity, tuple[str, ...]]:
+    """Who we are on AWS, and which instances of the cluster run there. Raises AwsError."""
+    aws = session_of(spec)
+    seen = observe(aws, record.identity.id) if record.identity else ()
+    return aws.identity(), tuple(node.id for node in seen if node.state == RUNNING)
 
 
 def logs(store: Store, process: str | None, *, follow: bool, lines: int) -> None:
