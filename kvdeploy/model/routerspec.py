@@ -131,7 +131,7 @@ class RouterSpec(Frozen):
     )
     tls_cert_file: str | None = knob(
         None,
-        doc="serve https with this certificate chain (PEM; local only); default: http",
+        doc="serve https with this certificate chain (PEM); default: http",
         change=Change.ROUTER,
     )
     tls_key_file: str | None = knob(
