@@ -17,7 +17,7 @@ from kvdeploy.planning.hardware import judge_efa
 from kvdeploy.planning.questions import KINDS
 from kvdeploy.stages.bench import Bench
 from kvdeploy.stages.restarts import RestartControls, Site
-from kvdeploy.stages.ttft import HOW, UNPROVEN, Ttft, climb_on, note_all
+from kvdeploy.stages.ttft import HOW, PULLS, UNPROVEN, Ttft, climb_on, note_all
 from tests.line import Line
 from tests.unit.test_smoke import CONFIG, PAIR, ScriptedFleet, Stand, outputs_of, stand
 
@@ -354,6 +354,18 @@ def test_a_fleet_that_is_not_proven_is_not_broken_further(smoke_of: Callable[...
     climb_on(smoke, restarting, Screen())
     assert restarting.done == []
     assert [verdicts(smoke)[subject] for subject in ALL[:3]] == [(Verdict.NOT_RUN, UNPROVEN)] * 3
+
+
+def test_engines_that_pull_are_not_broken(smoke_of: Callable[..., Smoke]) -> None:
+    fleet = ScriptedFleet()
+    smoke, restarting = smoke_of(fleet), Scripted(fleet)
+    smoke.prove()
+    connector = smoke.spec.connector.model_copy(update={"mode": "pull"})
+    smoke.spec = smoke.spec.model_copy(update={"connector": connector})
+    climb_on(smoke, restarting, Screen())
+    assert restarting.done == []
+    shown = verdicts(smoke)
+    assert [shown[s] for s in ALL[:3]] == [(Verdict.NOT_APPLICABLE, PULLS)] * 3
 
 
 def test_what_was_seen_is_kept_when_it_breaks_off(
