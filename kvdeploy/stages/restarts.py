@@ -34,8 +34,8 @@ DEADLINE_S: Final = 10.0
 """For each question to a pair that was broken on purpose."""
 SLACK_S: Final = 30.0
 """What counters may take to settle, and the reference to be asked."""
-OPINION_S: Final = 90.0
-"""For the router to try the pair: one warm-up takes 60 s at most."""
+OPINION_S: Final = 150.0
+"""For the router to try the pair: one warm-up takes 60 s at most, and may be the second."""
 
 
 class Screen(Protocol):
