@@ -51,6 +51,10 @@ MODES: dict[Connector, tuple[Mode, ...]] = {
 """What engines with this connector can do: a leg of the other kind ends decode's process."""
 
 
+WARMUP_FAILED = "warm-up failed"
+"""How the reason begins why a pair is not ready that the router has tried in vain."""
+
+
 class Deadlines(Stored):
     """Seconds."""
 

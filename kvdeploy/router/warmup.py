@@ -14,6 +14,7 @@ import random
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from kvdeploy.model.routing import WARMUP_FAILED
 from kvdeploy.router.errors import ApiError, EngineFailureError
 from kvdeploy.router.legs import Job
 from kvdeploy.router.states import EngineState, Pair, Route
@@ -94,7 +95,7 @@ class Warmer:
             pair.failures += 1
             pause_s = min(MAX_PAUSE_S, self._table.config.health_interval_s * 2**pair.failures)
             pair.retry_at = _now() + pause_s
-            pair.reason = f"warm-up failed: {e.message}"
+            pair.reason = f"{WARMUP_FAILED}: {e.message}"
             log.warning("cold pair=%s %s; again in %s s", pair.name, pair.reason, pause_s)
         else:
             pair.warmed, pair.failures, pair.reason = epochs, 0, ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kvdeploy.errors import FleetError, KvdeployError
 from kvdeploy.model.reports import Verdict
+from kvdeploy.model.routing import WARMUP_FAILED
 from kvdeploy.planning import controls, questions
 from kvdeploy.polling import wait_for
 from kvdeploy.stages.asking import Asker, ask_ready
@@ -33,8 +34,8 @@ DEADLINE_S: Final = 10.0
 """For each question to a pair that was broken on purpose."""
 SLACK_S: Final = 30.0
 """What counters may take to settle, and the reference to be asked."""
-OPINION_S: Final = 90.0
-"""For the router to try the pair: one warm-up takes 60 s at most."""
+OPINION_S: Final = 150.0
+"""For the router to try the pair: one warm-up takes 60 s at most, and may be the second."""
 
 
 class Screen(Protocol):
@@ -159,7 +160,7 @@ class RestartControls:
         try:
             broken = fault.spoil(self._site.fleet.engines, pair)
         except ValueError as e:
-            self._cannot(fault, str(e))
+            self._cannot(fault.subject, str(e))
             return
         title = f"control: {fault.subject}"
         with (
@@ -170,18 +171,18 @@ class RestartControls:
             try:
                 self._site.restarting.spoil(broken, step)
             except KvdeployError as e:
-                self._cannot(fault, e.message)
+                self._cannot(fault.subject, e.message)
                 return
             judge(fault, step)
 
-    def _cannot(self, fault: Fault, why: str) -> None:
-        message = f"engines cannot be started so here: {why}"
-        self._ledger.note(controls.RUNG, fault.subject, Verdict.NOT_APPLICABLE, message)
+    def _cannot(self, subject: str, why: str) -> None:
+        message = f"nothing was shown: {why}"
+        self._ledger.note(controls.RUNG, subject, Verdict.NOT_APPLICABLE, message)
 
     def _judge(self, fault: Fault, step: Step) -> None:
         """Ask the pair what every pair is asked, and bring the evidence to the same judges."""
-        step.update("the router tries the pair")
-        why = self._opinion()
+        if (why := self._opinion(fault.subject, step)) is None:
+            return
         smoke, began = self._smoke_of(step), time.monotonic()
         asked = smoke.ask_pair(*self._site.pair, timeout_s=DEADLINE_S)
         self._ledger.add(
@@ -196,24 +197,29 @@ class RestartControls:
 
     def _judge_efa(self, efa: Efa, step: Step) -> None:
         """What the judge of EFA says of the pair's KV, EFA being expected."""
-        self._opinion()
+        if self._opinion(controls.FORCED_TCP, step) is None:
+            return
         smoke = self._smoke_of(step)
         counted, before = efa.look(), smoke.asker.counters()
         smoke.ask_pair(*self._site.pair, timeout_s=DEADLINE_S)
         seen = efa.judge(counted, smoke.moved_since(before))
         self._ledger.add(controls.judge_efa_control(seen, mocked=efa.mocked))
 
-    def _opinion(self) -> str:
-        """Why the router will not use the pair, once it has tried; '' when it will."""
+    def _opinion(self, subject: str, step: Step) -> str | None:
+        """Why the router will not use the pair, once it has tried; '' when it will. None, and a
+        rung that says so, when it does not try: what is red then is so for another reason.
+        """
         why = ""
+        step.update("the router tries the pair")
 
         def look() -> bool | None:
             nonlocal why
             state, why = _standing(ask_ready(self._site.fleet), self._site.pair_name)
-            return True if state == "ready" or why.startswith("warm-up failed") else None
+            return True if state == "ready" or why.startswith(WARMUP_FAILED) else None
 
         if wait_for(look, timeout_s=OPINION_S, interval_s=0.5) is None:
-            return why or f"it has not come to use it within {OPINION_S:.0f} s"
+            self._cannot(subject, f"the router did not try the pair in {OPINION_S:.0f} s: {why}")
+            return None
         return why
 
     def _smoke_of(self, step: Step) -> Smoke:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvdeploy.stages.smoke import Smoke
 
 HOW: Final = "engines are started anew for it: 'kvdeploy smoke --restart' does that"
+PULLS: Final = "it is about engines that push, and the connector of these is pull"
 UNPROVEN: Final = "the fleet is not proven as it is, so a broken one shows nothing"
 PACE: Final = Pace(requests=40, seconds=30.0)
 """Of each run."""
@@ -31,6 +32,9 @@ def climb_on(smoke: Smoke, restarting: Starter, screen: Screen, *, efa: Efa | No
     Raises:
         FleetError: the cluster did not get its own engines back.
     """
+    if smoke.spec.connector.mode != "push":
+        note_all(smoke, PULLS, Verdict.NOT_APPLICABLE)
+        return
     if not smoke.report().proven:
         note_all(smoke, UNPROVEN)
         return
@@ -39,12 +43,12 @@ def climb_on(smoke: Smoke, restarting: Starter, screen: Screen, *, efa: Efa | No
     Ttft(site).run()
 
 
-def note_all(smoke: Smoke, why: str = HOW) -> None:
+def note_all(smoke: Smoke, why: str = HOW, verdict: Verdict = Verdict.NOT_RUN) -> None:
     """Say of each of them why it was not run."""
     prefill, decode = smoke.asker.pairs[0]
     for subject in (*(f.subject for f in controls.FAULTS), controls.FORCED_TCP):
-        smoke.ledger.note(controls.RUNG, subject, Verdict.NOT_RUN, why)
-    smoke.ledger.note(ttft.RUNG, f"{prefill.name}/{decode.name}", Verdict.NOT_RUN, why)
+        smoke.ledger.note(controls.RUNG, subject, verdict, why)
+    smoke.ledger.note(ttft.RUNG, f"{prefill.name}/{decode.name}", verdict, why)
 
 
 class Ttft:

@@ -9,7 +9,11 @@ import pytest
 
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import App, main
+from kvdeploy.cli.aws.fleet import here_of
+from kvdeploy.model.launch import LaunchSpec, Readiness
+from kvdeploy.model.outputs import FleetOutputs
 from kvdeploy.model.record import Record
+from kvdeploy.model.routing import Connector, Engine, RouterConfig
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.ui import Ui
 
@@ -43,6 +47,31 @@ def test_a_shell_wants_nodes_that_are_configured(provisioned: Path) -> None:
     assert run(provisioned, "shell", "decode-0") == (
         9,
         "error: cluster 'demo' has no nodes that are configured\n  try: Run 'kvdeploy up' first.\n",
+    )
+
+
+def test_a_fleet_that_was_started_otherwise_is_asked_over_the_ways_that_are_there() -> None:
+    here = fleet_at("http://127.0.0.1:4000", "http://127.0.0.1:4001", mode="push")
+    other = fleet_at("https://10.0.0.3:8000", "http://10.0.0.2:18100", mode="pull")
+    reached = here_of(here)(other)
+    assert reached.url == "http://127.0.0.1:4000"
+    (engine,) = reached.router_config.engines
+    assert (engine.url, engine.side_channel_host) == ("http://127.0.0.1:4001", "10.0.0.2")
+    assert reached.router_config.mode == "pull"
+    assert reached.generations == other.generations
+
+
+def fleet_at(url: str, engine_url: str, *, mode: Connector) -> FleetOutputs:
+    engine = Engine(name="decode-0", role="decode", url=engine_url, side_channel_host="10.0.0.2")
+    ready = Readiness(url=url, timeout_s=1)
+    return FleetOutputs(
+        url=url,
+        engines=(),
+        router=LaunchSpec(name="router", role="router", argv=("x",), ready=ready),
+        router_config=RouterConfig(
+            host="10.0.0.3", port=8000, served_model="m", mode=mode, engines=(engine,)
+        ),
+        generations={"decode-0": mode},
     )
 
 

@@ -150,7 +150,8 @@ def test_red_that_takes_for_ever_is_a_failure_too() -> None:
 
 
 # --- what real engines have shown (tests/data/controls) --------------------------------------
-RECORDED = json.loads((Path(__file__).parents[1] / "data/controls/controls.json").read_text())
+DATA = Path(__file__).parents[1] / "data/controls"
+RECORDED = json.loads((DATA / "controls.json").read_text())
 
 
 def recorded(name: str) -> tuple[list[RungReport], str]:
@@ -174,6 +175,18 @@ def test_a_real_pair_that_is_well_would_not_do_for_a_broken_one() -> None:
     rungs, why = recorded("good")
     report = judge_broken("other block size", rungs, seconds=5.0, limit_s=80, why=why)
     assert report.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(("mocked", "verdict"), [(True, Verdict.MOCKED), (False, Verdict.PASSED)])
+def test_real_kv_over_tcp_beside_devices_that_stand_still(
+    *, mocked: bool, verdict: Verdict
+) -> None:
+    """Of a rehearsal: real engines, mocked devices. The same bytes on real ones would be proof."""
+    told = json.loads((DATA / "efa.json").read_text())
+    moved = {name: told[name] for name in ("efa_bytes", "pushed_bytes")}
+    seen = judge_efa("prefill-0", **moved, why_not="", mocked=mocked)
+    assert seen.verdict is Verdict.FAILED
+    assert judge_efa_control(seen, mocked=mocked).verdict is verdict
 
 
 # --- EFA -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from kvdeploy.planning.hardware import judge_efa
 from kvdeploy.planning.questions import KINDS
 from kvdeploy.stages.bench import Bench
 from kvdeploy.stages.restarts import RestartControls, Site
-from kvdeploy.stages.ttft import HOW, UNPROVEN, Ttft, climb_on, note_all
+from kvdeploy.stages.ttft import HOW, PULLS, UNPROVEN, Ttft, climb_on, note_all
 from tests.line import Line
 from tests.unit.test_smoke import CONFIG, PAIR, ScriptedFleet, Stand, outputs_of, stand
 
@@ -209,6 +209,28 @@ def test_a_pair_that_does_not_answer_at_all_is_red(smoke_of: Callable[..., Smoke
     )
 
 
+def test_a_router_that_refuses_the_broken_pair_is_asked_once_it_has_tried(
+    smoke_of: Callable[..., Smoke],
+) -> None:
+    fleet = ScriptedFleet(why_down="warm-up failed: mismatch")
+    found = controls(smoke_of(fleet), Scripted(fleet, pull="wrong_tokens", blocks="wrong_tokens"))
+    assert {verdict for verdict, _ in list(found.values())[:2]} == {Verdict.PASSED}
+    assert found["other block size"][1].endswith(
+        " went red, as they must; the router refuses the pair: warm-up failed: mismatch"
+    )
+
+
+def test_red_proves_nothing_while_the_router_has_not_tried_the_pair(
+    smoke_of: Callable[..., Smoke],
+) -> None:
+    fleet = ScriptedFleet(why_down="decode-0: connection refused")
+    found = controls(smoke_of(fleet), Scripted(fleet, pull="wrong_tokens", blocks="wrong_tokens"))
+    assert found["other block size"] == (
+        Verdict.NOT_APPLICABLE,
+        "nothing was shown: the router did not try the pair in 0 s: decode-0: connection refused",
+    )
+
+
 def test_no_question_to_a_broken_pair_waits_for_ever(smoke_of: Callable[..., Smoke]) -> None:
     fleet = ScriptedFleet()
     smoke = smoke_of(fleet)
@@ -226,7 +248,7 @@ def test_engines_that_cannot_be_started_so_show_nothing(smoke_of: Callable[..., 
     found = controls(smoke_of(fleet), restarting)
     assert found["other block size"] == (
         Verdict.NOT_APPLICABLE,
-        "engines cannot be started so here: decode-0 ended (1) before it was ready",
+        "nothing was shown: decode-0 ended (1) before it was ready",
     )
     assert restarting.done == ["spoil", "restore"] * 2
 
@@ -241,7 +263,7 @@ def test_an_engine_without_a_block_size_of_its_own_is_not_touched(
     found = controls(smoke, restarting)
     assert found["other block size"] == (
         Verdict.NOT_APPLICABLE,
-        "engines cannot be started so here: decode-0 is not started with --block-size",
+        "nothing was shown: decode-0 is not started with --block-size",
     )
     assert restarting.done == []
 
@@ -332,6 +354,18 @@ def test_a_fleet_that_is_not_proven_is_not_broken_further(smoke_of: Callable[...
     climb_on(smoke, restarting, Screen())
     assert restarting.done == []
     assert [verdicts(smoke)[subject] for subject in ALL[:3]] == [(Verdict.NOT_RUN, UNPROVEN)] * 3
+
+
+def test_engines_that_pull_are_not_broken(smoke_of: Callable[..., Smoke]) -> None:
+    fleet = ScriptedFleet()
+    smoke, restarting = smoke_of(fleet), Scripted(fleet)
+    smoke.prove()
+    connector = smoke.spec.connector.model_copy(update={"mode": "pull"})
+    smoke.spec = smoke.spec.model_copy(update={"connector": connector})
+    climb_on(smoke, restarting, Screen())
+    assert restarting.done == []
+    shown = verdicts(smoke)
+    assert [shown[s] for s in ALL[:3]] == [(Verdict.NOT_APPLICABLE, PULLS)] * 3
 
 
 def test_what_was_seen_is_kept_when_it_breaks_off(

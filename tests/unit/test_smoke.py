@@ -83,6 +83,7 @@ class ScriptedFleet:
     cannot_chat: bool = False
     caches_prefixes: bool = True
     busy: bool = False
+    why_down: str = ""
     # --- what is known ---
     counters: dict[str, Counters] = field(default_factory=dict)
     held: dict[str, set[bytes]] = field(default_factory=dict)
@@ -109,6 +110,15 @@ class ScriptedFleet:
 
     def resume(self, name: str) -> None:
         self.paused.discard(name)
+
+    # --- the router's word on pairs ---
+    def standing(self) -> dict[str, Any]:
+        pairs = [f"{p}/{d}" for p in self.prefill_names for d in self.decode_names]
+        state = "down" if self.why_down else "ready"
+        return {
+            "pairs": dict.fromkeys(pairs, state),
+            "reasons": dict.fromkeys(pairs, self.why_down),
+        }
 
     # --- engines ---
     def metrics(self, name: str) -> str:
@@ -203,7 +213,7 @@ def handler(fleet: ScriptedFleet, name: str) -> type[http.server.BaseHTTPRequest
         def do_GET(self) -> None:
             if name == "router" and self.path == "/ready?complete=1":
                 down = fleet.stays_down and fleet.was_paused
-                self.say(503 if down else 200, {"pairs": {}})
+                self.say(503 if down else 200, fleet.standing())
             elif name != "router" and self.path == "/metrics":
                 self.say(200, fleet.metrics(name))
             else:
