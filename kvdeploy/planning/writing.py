@@ -23,6 +23,8 @@ T = TypeVar("T")
 PIECE_BYTES: Final = 4096
 LARGE_BYTES: Final[dict[str, int]] = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 """Less where engines share their cores and memory with what checks every byte."""
+LARGE_ENOUGH_BYTES: Final = 2**20
+"""From here on a WRITE says something of speed."""
 DEADLINE_S: Final = 60.0
 """For the two ends of a pair, from their start to their last word."""
 
@@ -124,8 +126,10 @@ def judge_write(
         kind = f"{wrote['memory']} to {found['memory']}"
         message = (
             f"{shape.total:,} bytes in {many} came as sent, {kind} over {way}, "
-            f"in {seconds * 1000:.1f} ms ({evidence['gb_per_s']} GB/s)"
+            f"in {seconds * 1000:.1f} ms"
         )
+        if shape.total >= LARGE_ENOUGH_BYTES:
+            message += f" ({evidence['gb_per_s']} GB/s)"
         if why := wrote["why_not_vram"] or found["why_not_vram"]:
             message += f"; not from GPU memory: {why}"
         verdict = Verdict.MOCKED if mocked else Verdict.PASSED

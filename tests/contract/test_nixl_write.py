@@ -83,6 +83,8 @@ def test_what_is_written_comes_whole(place: Place) -> None:
     assert "16,777,216 bytes in 4,096 descriptors came as sent, DRAM to DRAM over UCX, in " in (
         rungs[1].message
     )
+    assert rungs[0].message.endswith(" ms")
+    assert rungs[2].message.endswith(" GB/s)")
     wrote, found = rungs[2].evidence["wrote"], rungs[2].evidence["found"]
     assert isinstance(wrote, dict)
     assert isinstance(found, dict)
@@ -162,7 +164,7 @@ def test_without_room_on_a_gpu_ordinary_memory_is_taken_and_told(
     rungs = list(write(*ends, place.begin, device="cuda", nonce="n1", mocked=False))
     assert [r.verdict for r in rungs] == [Verdict.PASSED] * 3
     assert "DRAM to DRAM" in rungs[0].message
-    assert rungs[0].message.endswith("; not from GPU memory: No module named 'torch'")
+    assert rungs[0].message.endswith(" ms; not from GPU memory: No module named 'torch'")
 
 
 def test_a_writer_that_is_killed_is_seen_at_once(place: Place) -> None:
