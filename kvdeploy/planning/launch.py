@@ -278,6 +278,7 @@ def build_router_config(
         tls_cert_file=tls[0] if tls else None,
         tls_key_file=tls[1] if tls else None,
         pair_header=spec.router.pair_header,
+        warm_pairs=spec.router.warm_pairs,
         # One token more than a block: the smallest warm-up that moves a whole block and a tail.
         warmup_tokens=min(spec.connector.block_size + 1, spec.model.max_length - 2),
     )

@@ -429,6 +429,7 @@ def test_the_routers_own_settings_come_from_the_file() -> None:
             "eject_window_s": 12,
             "max_body_mib": 0.5,
             "pair_header": False,
+            "warm_pairs": False,
             "deadlines": {"connect_s": 1, "total_s": 33},
         },
     )
@@ -457,6 +458,7 @@ def test_the_routers_own_settings_come_from_the_file() -> None:
         max_body_bytes=524288,
         api_key_file="/keys",
         pair_header=False,
+        warm_pairs=False,
         warmup_tokens=33,
     )
 
