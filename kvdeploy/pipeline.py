@@ -40,6 +40,7 @@ def up(
     progress: Progress,
     again_from: str | None = None,
     until: str | None = None,
+    given: Results | None = None,
 ) -> Ran:
     """Bring every stage to its wanted state.
 
@@ -55,8 +56,9 @@ def up(
         progress: told of every stage that has something to do.
         again_from: this stage and all after it are done although they hold.
         until: the last stage to look at.
+        given: results of earlier stages, which are not looked at.
     """
-    results: Results = {}
+    results: Results = dict(given or {})
     done = []
     again = False
     for stage in stages:

@@ -102,6 +102,19 @@ class LocalFleetStage:
             raise
         return plan.model_copy(update={"generations": self._generations(plan)}).model_dump()
 
+    def renew(self, fleet: FleetOutputs, role: str, step: Step) -> None:
+        """Start every engine of a role anew, and wait until the router has it again.
+
+        Raises:
+            FleetError: one does not come back.
+        """
+        for spec in fleet.engines:
+            if spec.role == role:
+                step.update(f"starting {spec.name} anew")
+                self._processes.start(spec)
+        self._wait_ready((*fleet.engines, fleet.router), step)
+        self._wait_pairs(fleet, step)
+
     def _plan(self, results: Results) -> FleetOutputs:
         spec = self._spec
         runtime = RuntimeOutputs.model_validate(results["runtime"])

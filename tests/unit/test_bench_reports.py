@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvdeploy.model.bench import BenchReport, Cell, Moved, Run, Sample
-from kvdeploy.planning.bench import compare, page, table
+from kvdeploy.planning.bench import compare, notes, page, table
 from kvdeploy.planning.bench.assertions import ExpressionError, judge, parse_threshold
 from kvdeploy.planning.bench.figures import find_groups
 from kvdeploy.planning.bench.svg import find_step
@@ -229,3 +229,34 @@ def test_two_reports_are_compared_figure_by_figure() -> None:
 
 def test_a_report_is_the_same_after_it_was_written_and_read() -> None:
     assert BenchReport.model_validate_json(TWO.model_dump_json()) == TWO
+
+
+# --- notes -----------------------------------------------------------------------------------
+def scattered(mode: Mode, times: float) -> Run:
+    plain = run(mode, 100, cell("fragmented"))
+    assert plain.moved is not None
+    moved = plain.moved.model_copy(update={"descriptors": round(plain.moved.descriptors * times)})
+    return plain.model_copy(update={"moved": moved})
+
+
+def test_fragmented_prompts_that_took_no_more_descriptors_are_told() -> None:
+    found = report(run("push", 100), scattered("push", 1.0), scattered("pull", 2.0))
+    assert list(notes.find_notes(found))[1:] == [
+        "push on fragmented 512/3 x4: blocks were not more scattered than with unique prompts "
+        "(4 descriptors a request, and 4)",
+        "pull on fragmented 512/3 x4: whether blocks were scattered cannot be told without "
+        "--scenario unique",
+    ]
+    assert list(notes.find_notes(report(run("push", 100), scattered("push", 1.5)))) == [notes.COLD]
+    alone = report(run("aggregated", 100), scattered("aggregated", 1.0))
+    assert list(notes.find_notes(alone)) == [notes.COLD]
+
+
+def test_what_a_bench_ran_on_is_told_where_it_makes_figures_others() -> None:
+    shared = {"machine": {"shared_gpus": {"0": ["prefill-0", "decode-0"]}}, "device": "cpu"}
+    found = report(run("push", 100, cell("cold", 1)), environment=shared)
+    assert list(notes.find_notes(found)) == [
+        notes.CPU,
+        "prefill-0 and decode-0 share GPU 0: they wait for each other, and KV does not leave it; "
+        "with a GPU each all figures are others",
+    ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -86,6 +88,32 @@ class Fleet:
 
     def follow(self, host: Host, *argv: str, log: Path) -> None:
         raise NotImplementedError
+
+
+class Router:
+    """Says /ready with one status after the other."""
+
+    def __init__(self, answers: Iterator[int]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(next(answers))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 class Plays:
@@ -414,6 +442,23 @@ def test_units_know_their_nodes_and_how_they_are(
     assert (rows["prefill-0"]["state"], rows["prefill-0"]["generation"]) == ("absent", "g1")
     with pytest.raises(FleetError, match="nothing of this cluster is called 'decode-1'"):
         units.host("decode-1")
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_engines_on_nodes_are_started_anew(fleet: Fleet, memory: Memory, tmp_path: Path) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    stage = with_fleet(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    answers = iter([200, 503, 503, 200])
+    with Router(answers) as url:
+        here = stage.planned.plan.outputs({}).model_copy(update={"url": url})
+        units.renew(["decode-0"], here, Line(), timeout_s=10)
+        restart = ("sudo", "-n", "systemctl", "restart", "kvdeploy-engine@decode-0.service")
+        assert fleet.commands[-1] == ("decode-0", restart)
+        assert next(answers, None) is None, "it was waited until the router had it again"
 
 
 def test_a_node_is_examined_by_its_own_name_or_its_engines(

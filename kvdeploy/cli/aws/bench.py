@@ -1,0 +1,107 @@
+"""A bench of a fleet on nodes: asked through the router's node, started anew by fleet.yml."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+from kvdeploy import pipeline
+from kvdeploy.adapters import http
+from kvdeploy.adapters.recipe import lock_file
+from kvdeploy.cli.aws.crew import crew_of
+from kvdeploy.errors import CheckError, FleetError, UnreachableError
+from kvdeploy.model.infra import ProvisionOutputs
+from kvdeploy.model.outputs import FleetOutputs
+from kvdeploy.planning.fleetplan import node_runtime
+from kvdeploy.stages.asking import pairs_ready
+from kvdeploy.stages.bench_environment import describe, describe_nodes
+from kvdeploy.stages.nodefleet import NodeFleetStage
+from kvdeploy.stages.proof import ProofStage
+from kvdeploy.stages.units import units_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from kvdeploy.adapters.store import RunLog, Store
+    from kvdeploy.cli.app import App
+    from kvdeploy.cli.benching import Up
+    from kvdeploy.model.spec import ClusterSpec
+    from kvdeploy.proc import Runner
+    from kvdeploy.stages.base import Results, Step
+    from kvdeploy.stages.nodes import Crew
+
+LEFT_ALONE: Final = ("provision", "configure", "model")
+"""Stages of `up` that a bench takes as they are: it makes no node, and changes none."""
+WAYS: Final = 9
+"""How often the way to the router is measured."""
+
+
+class NodeGround:
+    def __init__(self, app: App, store: Store, up: Up, runner: Runner, run: RunLog) -> None:
+        """Raises CheckError when the record does not tell of nodes."""
+        self._app, self._store, self._up, self._runner, self._run = app, store, up, runner, run
+        self._record = up.record
+        missing = [name for name in LEFT_ALONE if name not in up.record.stages]
+        if missing:
+            msg = f"cluster {store.cluster!r}: its record has no {', '.join(missing)}"
+            raise CheckError(msg, hint="'kvdeploy up' writes it again.")
+        self._given: Results = {n: up.record.stages[n].result for n in LEFT_ALONE}
+        self._fleet = self._stage(up.spec)
+
+    def is_whole(self) -> bool:
+        try:
+            with self.reach(self._up.fleet) as here:
+                return pairs_ready(here)
+        except UnreachableError:
+            return False
+
+    def holds(self) -> bool:
+        return self._fleet.holds(self._up.record.stages["fleet"].result)
+
+    def bring(self, spec: ClusterSpec, *, prove: bool) -> FleetOutputs:
+        self._fleet = fleet = self._stage(spec)
+        proof = (ProofStage(spec, fleet.reach),) if prove else ()
+        ran = pipeline.up(
+            (fleet, *proof),
+            self._record.model_copy(update={"spec": spec}),
+            store=self._store,
+            progress=self._app.ui,
+            given=self._given,
+        )
+        self._record = ran.record
+        self._store.write(self._record)
+        return FleetOutputs.model_validate(ran.record.stages["fleet"].result)
+
+    def reach(self, fleet: FleetOutputs) -> AbstractContextManager[FleetOutputs]:
+        return self._fleet.reach(fleet)
+
+    def renew(self, fleet: FleetOutputs, here: FleetOutputs, step: Step) -> None:
+        units = units_of(self._record, self._crew(self._up.spec))
+        if units is None:  # pragma: no cover  # there were nodes when it began
+            msg = "there are no nodes any more"
+            raise FleetError(msg)
+        names = [e.name for e in fleet.engines if e.role == "decode"]
+        units.renew(names, here, step, timeout_s=self._up.spec.runtime.start_timeout_s)
+
+    def describe(self) -> dict[str, Any]:
+        up, crew = self._up, self._crew(self._up.spec)
+        lock = lock_file(f"{crew.device}.txt").read_text(encoding="utf-8")
+        runtime = node_runtime(crew.device, lock, up.spec.runtime.env)
+        made = ProvisionOutputs.model_validate(self._given["provision"])
+        return describe(up.spec, runtime, up.model, up.fleet, describe_nodes(made))
+
+    def notes(self, here: FleetOutputs) -> tuple[str, ...]:
+        """How long the way is that every time has in it."""
+        ways = [http.get(f"{here.url}/health", timeout_s=10).seconds for _ in range(WAYS)]
+        return (
+            "clients asked from here, through SSH to the router's node: every TTFT has the way "
+            f"there and back in it, {statistics.median(ways) * 1e3:.1f} ms at the median",
+        )
+
+    def _stage(self, spec: ClusterSpec) -> NodeFleetStage:
+        stage = NodeFleetStage(self._crew(spec))
+        stage.inputs(self._given)  # places everything
+        return stage
+
+    def _crew(self, spec: ClusterSpec) -> Crew:
+        return crew_of(spec, self._store, self._run.path, self._runner)
