@@ -181,6 +181,8 @@ def _connector(
     extra: dict[str, Any] = {"kv_lease_duration": spec.connector.lease_s}
     if backend is not None:
         extra["backends"] = [backend]
+    if spec.connector.threads is not None:
+        extra["num_threads"] = spec.connector.threads
     return {
         "kv_connector": CONNECTORS[spec.connector.mode],
         "kv_role": "kv_producer" if slot.role == "prefill" else "kv_consumer",

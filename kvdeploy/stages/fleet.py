@@ -158,6 +158,7 @@ class LocalFleetStage:
         gpus = launch.divide_gpus(slots)
         known = {slot.name: self._kept_ports(slot) for slot in slots}
         taken = {p for ports in known.values() for p in ports or ()} | self._spec.router.ports
+        taken |= self._processes.ports_of_others()
         places = []
         for i, slot in enumerate(slots):
             ports = known[slot.name]
