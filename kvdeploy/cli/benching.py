@@ -127,13 +127,6 @@ class Benching:
         """Make all runs. What was measured is kept, also when it is interrupted; then the cluster
         has its own fleet again.
         """
-        bench = Bench(
-            vocabulary=self._up.vocabulary,
-            seed=seed,
-            mark=str(time.time_ns()),
-            pace=pace,
-            runs=sum(len(planned) for _, planned in blocks),
-        )
         began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         environment = self._ground.describe()
         options = {
@@ -142,10 +135,10 @@ class Benching:
             "requests": pace.requests,
             "seconds": pace.seconds,
         }
-        try:
-            for connector, planned in blocks:
-                self._measure_block(bench, connector, planned)
-        finally:
+        total = sum(len(planned) for _, planned in blocks)
+
+        def tell() -> BenchReport:
+            """As far as it has come."""
             report = BenchReport(
                 cluster=self._store.cluster,
                 target=self._up.spec.target,
@@ -158,9 +151,26 @@ class Benching:
                 notes=self._notes,
                 failed=bench.failed,
             )
-            noted = (*find_notes(report), *report.notes)
-            report = report.model_copy(update={"notes": noted})
-            self.kept = self._run.report("bench", report.model_dump(mode="json"))
+            noted = (*find_notes(report, planned=total), *report.notes)
+            return report.model_copy(update={"notes": noted})
+
+        def save() -> None:
+            self.kept = self._run.report("bench", tell().model_dump(mode="json"))
+
+        bench = Bench(
+            vocabulary=self._up.vocabulary,
+            seed=seed,
+            mark=str(time.time_ns()),
+            pace=pace,
+            runs=total,
+            on_run=save,
+        )
+        try:
+            for connector, planned in blocks:
+                self._measure_block(bench, connector, planned)
+        finally:
+            save()
+            report = tell()
             self._app.ui.say(f"{len(bench.runs)} runs, every sample: {self.kept}")
             try:
                 keep(report)

@@ -42,9 +42,12 @@ class Bench:
         pace: Pace,
         runs: int,
         still_s: float = STILL_S,
+        on_run: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_run` is told after every run."""
         self._vocabulary, self._seed, self._mark = vocabulary, seed, mark
         self._pace, self._total, self._still_s = pace, runs, still_s
+        self._on_run = on_run
         self._began = time.monotonic()
         self.runs: list[Run] = []
         self.failed: dict[str, str] = {}
@@ -78,6 +81,7 @@ class Bench:
                 self.fail(wanted.mode, e.message)
                 continue
             self.runs.append(run)
+            self._on_run()
             if 2 * len(run.good) < len(run.samples) or not run.good:
                 self.fail(wanted.mode, f"{wanted.cell}, round {wanted.round}: {_worst(run)}")
             elif run.moved is None:
@@ -99,7 +103,10 @@ class Bench:
         scripts = self._scripts(wanted)
         if wanted.cell.scenario == "cold":
             assert renew is not None  # noqa: S101  # cold pairs are planned with it alone
-            return bench_cold.measure(asker, wanted, scripts[0], renew, self._still_s)
+            starts = min(wanted.starts, self._pace.requests)
+            return bench_cold.measure(
+                asker, wanted, scripts[0], renew, starts=starts, still_s=self._still_s
+            )
         return asyncio.run(self._timed(asker, wanted, Clients(asker, wanted), scripts))
 
     def _scripts(self, wanted: Planned) -> list[Script]:

@@ -28,16 +28,22 @@ ALONE_TOKENS: Final = 2
 
 
 def measure(
-    asker: Asker, wanted: Planned, script: Script, renew: Callable[[], None], still_s: float
+    asker: Asker,
+    wanted: Planned,
+    script: Script,
+    renew: Callable[[], None],
+    *,
+    starts: int,
+    still_s: float,
 ) -> Run:
-    """Meet `wanted.starts` times over every pair.
+    """Meet over every pair, after each of so many starts.
 
     Raises:
         FleetError: engines do not come back, or do not answer.
     """
     samples: list[Sample] = []
     moved = Moved()
-    for _ in range(wanted.starts):
+    for _ in range(starts):
         renew()
         for engine in asker.config.engines:
             _ask_alone(asker, engine.url, script.next(()))

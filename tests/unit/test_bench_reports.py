@@ -239,23 +239,35 @@ def scattered(mode: Mode, times: float) -> Run:
     return plain.model_copy(update={"moved": moved})
 
 
+def told(of: BenchReport, planned: int = 0) -> list[str]:
+    return list(notes.find_notes(of, planned=planned))
+
+
+def test_a_bench_that_was_cut_says_how_far_it_came() -> None:
+    cut = report(run("push", 100))
+    assert told(cut, 2)[0] == "it did not come to its end: 1 of 2 runs were made"
+    assert told(cut, 1) == [notes.COLD]
+    gave_up = report(run("push", 100), failed={"pull": "died"})
+    assert told(gave_up, 2) == [notes.COLD], "why is told already"
+
+
 def test_fragmented_prompts_that_took_no_more_descriptors_are_told() -> None:
     found = report(run("push", 100), scattered("push", 1.0), scattered("pull", 2.0))
-    assert list(notes.find_notes(found))[1:] == [
+    assert (told(found))[1:] == [
         "push on fragmented 512/3 x4: blocks were not more scattered than with unique prompts "
         "(4 descriptors a request, and 4)",
         "pull on fragmented 512/3 x4: whether blocks were scattered cannot be told without "
         "--scenario unique",
     ]
-    assert list(notes.find_notes(report(run("push", 100), scattered("push", 1.5)))) == [notes.COLD]
+    assert (told(report(run("push", 100), scattered("push", 1.5)))) == [notes.COLD]
     alone = report(run("aggregated", 100), scattered("aggregated", 1.0))
-    assert list(notes.find_notes(alone)) == [notes.COLD]
+    assert (told(alone)) == [notes.COLD]
 
 
 def test_what_a_bench_ran_on_is_told_where_it_makes_figures_others() -> None:
     shared = {"machine": {"shared_gpus": {"0": ["prefill-0", "decode-0"]}}, "device": "cpu"}
     found = report(run("push", 100, cell("cold", 1)), environment=shared)
-    assert list(notes.find_notes(found)) == [
+    assert (told(found)) == [
         notes.CPU,
         "prefill-0 and decode-0 share GPU 0: they wait for each other, and KV does not leave it; "
         "with a GPU each all figures are others",

@@ -21,7 +21,10 @@ MORE: Final = 1.1
 """Times the descriptors of unique prompts that tell scattered blocks from others."""
 
 
-def find_notes(report: BenchReport) -> Iterator[str]:
+def find_notes(report: BenchReport, *, planned: int) -> Iterator[str]:
+    """`planned` is how many runs there were to be."""
+    if len(report.runs) < planned and not report.failed:
+        yield f"it did not come to its end: {len(report.runs)} of {planned} runs were made"
     if report.environment.get("device") == "cpu":
         yield CPU
     for gpu, engines in _shared_gpus(report).items():
