@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvdeploy.model.bench import BenchReport, Cell, Moved, Run, Sample
-from kvdeploy.planning.bench import compare, notes, page, table
+from kvdeploy.planning.bench import compare, notes, page, svg, table
 from kvdeploy.planning.bench.assertions import ExpressionError, judge, parse_threshold
 from kvdeploy.planning.bench.figures import find_groups
 from kvdeploy.planning.bench.svg import find_step
@@ -193,14 +193,14 @@ def test_the_page_needs_nothing_else_and_its_plots_are_well_formed() -> None:
 def test_a_distribution_is_drawn_at_the_values_that_were_seen() -> None:
     made = page.render(TWO)
     (first, *_) = re.findall(r"<svg.*?</svg>", made)
-    lines = re.findall(r'<polyline class="([\w-]+)" points="([^"]*)"', first)
+    lines = re.findall(r'<polyline class="([\w-]+)" fill="none" points="([^"]*)"', first)
     at = {name: {float(p.split(",")[0]) for p in points.split()} for name, points in lines}
     (push,), (aggregated,) = at["push"], at["aggregated"]
-    left, right = 44, 430 - 14
+    left, right = svg.LEFT, svg.WIDTH - svg.RIGHT
     assert (push - left) / (aggregated - left) == pytest.approx(1 / 3, abs=0.01)
     assert aggregated == pytest.approx(right)
     heights = [float(p.split(",")[1]) for p in lines[0][1].split()]
-    assert (max(heights), min(heights)) == (210.0, 30.0)
+    assert (max(heights), min(heights)) == (svg.HEIGHT - svg.BOTTOM, svg.TOP)
 
 
 def test_a_report_of_nothing_is_a_page_too() -> None:
@@ -229,6 +229,17 @@ def test_two_reports_are_compared_figure_by_figure() -> None:
 
 def test_a_report_is_the_same_after_it_was_written_and_read() -> None:
     assert BenchReport.model_validate_json(TWO.model_dump_json()) == TWO
+
+
+def test_the_slowest_hundredth_is_seen_as_well_as_the_quicker_half() -> None:
+    drawn = svg.draw_shares("t", "ms", {"push": [float(n) for n in range(1, 1001)]})
+    marks = re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)%', drawn)
+    heights = [float(y) for y, _ in marks]
+    assert [m for _, m in marks] == ["0", "50", "90", "99", "99.9"]
+    steps = [round(heights[i] - heights[i + 1]) for i in (2, 3)]
+    assert steps[0] == steps[1] > 40
+    top = min(float(p.split(",")[1]) for p in re.findall(r'points="([^"]*)"', drawn)[0].split())
+    assert round(top) == svg.TOP
 
 
 # --- notes -----------------------------------------------------------------------------------
