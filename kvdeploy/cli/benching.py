@@ -141,7 +141,7 @@ class Benching:
             """As far as it has come."""
             report = BenchReport(
                 cluster=self._store.cluster,
-                target=self._up.spec.target,
+                target=self._up.spec.kind,
                 started_at=started_at,
                 seconds=round(time.monotonic() - began, 1),
                 modes=modes,

@@ -1,0 +1,190 @@
+"""The benchmark of two GPUs: what is asked for, what is kept, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.h200x2 import page, summary
+from benchmarks.h200x2.__main__ import build_document, main
+from benchmarks.h200x2.arms import ARMS, DEFAULT, LARGE, SMALL, build_acts
+from benchmarks.h200x2.drive import build_blocks, estimate_s
+from benchmarks.h200x2.fleets import Place, UpError, build_cluster
+from benchmarks.h200x2.ledger import Job, Ledger
+from kvdeploy.model.bench import Cell, Moved, Run, Sample
+from kvdeploy.model.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from kvdeploy.model.routing import Mode
+
+ROOT = Path(__file__).parents[2]
+SHAPE = replace(SMALL, concurrency=(16,))
+SHARED = Cell(scenario="shared", input_tokens=256, output_tokens=8, concurrency=16)
+HOST = Place(
+    gpus=(141.0, 141.0),
+    at_once=2,
+    model={"id": "/models/m", "max_length": 16384},
+    runtime={"python": "/opt/python"},
+    args={"max-num-seqs": 64},
+    weights_gib=16,
+)
+
+
+def job(arm: str = "default", mode: Mode = "push", round: int = 1, cell: Cell = SHARED) -> Job:
+    act = "cold" if cell.scenario == "cold" else "compare"
+    return Job(act=act, beside="default+stock", arm=ARMS[arm], mode=mode, cell=cell, round=round)
+
+
+def run(wanted: Job, ttft_ms: float, count: int = 120) -> Run:
+    sample = Sample(ttft_s=ttft_ms / 1e3, total_s=1, gaps_s=(ttft_ms / 1e4,), output_tokens=2)
+    moved = Moved(kv_bytes=count, transfers=count, descriptors=count)
+    return Run(
+        mode=wanted.mode,
+        cell=wanted.cell,
+        round=wanted.round,
+        seconds=ttft_ms / 10,
+        samples=(sample,) * count,
+        moved=moved,
+    )
+
+
+def add(ledger: Ledger, wanted: Job, ttft_ms: float, count: int = 120) -> None:
+    ledger.add(wanted, run(wanted, ttft_ms, count))
+
+
+# --- clusters --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("place", [HOST, replace(HOST, gpus=(141.0,)), replace(HOST, gpus=())])
+def test_every_arm_is_a_cluster_file_that_kvdeploy_takes(name: str, place: Place) -> None:
+    spec = ClusterSpec.model_validate(build_cluster(ARMS[name], place, 8000, name))
+    assert spec.router.mode_header
+    assert spec.connector.mode == ("pull" if name in {"pull", "stock"} else "push")
+
+
+def test_engines_that_share_a_gpu_share_its_memory_and_are_both_on_it() -> None:
+    one = replace(HOST, gpus=(141.0,))
+    spec = ClusterSpec.model_validate(build_cluster(DEFAULT, one, 8000, "default"))
+    assert spec.fleet.decode.env == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert spec.fleet.decode.kv_cache_gib == pytest.approx(13.1)  # 0.94 * 141 / 4 - 16 - 4
+    assert spec.fleet.decode.engine_args["gpu-memory-utilization"] == 0.235
+    alone = ClusterSpec.model_validate(build_cluster(DEFAULT, HOST, 8000, "default"))
+    assert alone.fleet.decode.env == {}
+    with pytest.raises(UpError, match="6 engines a GPU have no room"):
+        build_cluster(DEFAULT, replace(one, at_once=3, weights_gib=20), 8000, "default")
+
+
+def test_what_is_expected_is_written_down_beforehand() -> None:
+    text = (ROOT / "docs" / "benchmarks" / "h200x2.md").read_text(encoding="utf-8")
+    for arm in ARMS.values():
+        if arm is not DEFAULT:
+            assert f"| `{arm.name}` | {arm.tell_differences()} | {arm.expected} |\n" in text
+
+
+@pytest.mark.real_process
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as e:
+        main(["--folder", str(tmp_path), "--model", str(tmp_path)])
+    assert e.value.code == "no NVIDIA GPU is here (nvidia-smi names none); --small runs on CPUs"
+
+
+# --- what is asked for -----------------------------------------------------------------------
+def test_every_arm_is_measured_in_turns_with_default(tmp_path: Path) -> None:
+    blocks = list(build_blocks(list(build_acts(SHAPE)), DEFAULT, SHAPE, 2, Ledger(tmp_path)))
+    seen = {arm.name for block in blocks for arm in block.arms}
+    assert seen == ARMS.keys()
+    for block in blocks:
+        assert len({arm.engines for arm in block.arms}) <= 2, "more than are up at once"
+        of_each = {(j.arm.name, str(j.cell), j.round) for j in block.jobs}
+        for name, cell, number in of_each:
+            assert ("default", cell, number) in of_each, name
+    first = [f"{j.arm.name} {j.mode}" for j in blocks[0].jobs[:8]]
+    assert first == [
+        *("default push", "default push-sequential", "default aggregated", "stock pull"),
+        *("stock pull", "default push", "default push-sequential", "default aggregated"),
+    ]
+
+
+def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
+    acts = list(build_acts(SHAPE))
+    ledger = Ledger(tmp_path)
+    blocks = list(build_blocks(acts, DEFAULT, SHAPE, 2, ledger))
+    for wanted in blocks[0].jobs[:-1]:
+        add(ledger, wanted, 100)
+    again = Ledger(tmp_path)  # as another call reads it
+    left = list(build_blocks(acts, DEFAULT, SHAPE, 2, again))
+    assert [j.key for j in left[0].jobs] == [blocks[0].jobs[-1].key]
+    assert len(left) == len(blocks)
+    assert estimate_s(left, SHAPE) < estimate_s(blocks, SHAPE)
+
+
+def test_a_line_that_was_cut_costs_its_run_alone(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    add(ledger, job(), 100)
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"act": "compare", "besi')
+    again = Ledger(tmp_path)
+    assert len(again.entries) == 1
+    add(again, job("stock", "pull"), 400)
+    assert [e.arm for e in Ledger(tmp_path).entries] == ["default", "stock"]
+
+
+# --- what is made of it ----------------------------------------------------------------------
+def test_a_ratio_above_one_is_ours_being_better(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    add(ledger, job(), 100)
+    add(ledger, job("stock", "pull"), 400)
+    told = summary.summarize(ledger.entries, SHAPE)
+    assert told["ttft_p50_stock_over_default"] == 4.0
+    assert told["ttft_p99_stock_over_default"] == 4.0
+    assert told["reqs_stock_over_default"] == 4.0, "it answers four times as many a second"
+    assert told["ttft_p99_pull_over_push_equal"] is None, "it was not measured"
+
+
+def test_arms_that_were_not_measured_in_turns_are_not_compared(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    add(ledger, job(), 100)
+    add(ledger, replace(job("stock", "pull"), beside="default+pull"), 400)
+    assert summary.summarize(ledger.entries, SHAPE)["ttft_p50_stock_over_default"] is None
+
+
+def test_too_few_samples_carry_no_figure(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    add(ledger, job(), 100, count=50)
+    add(ledger, job("stock", "pull"), 400, count=50)
+    told = summary.summarize(ledger.entries, SHAPE)
+    assert (told["ttft_p50_stock_over_default"], told["ttft_p99_stock_over_default"]) == (4.0, None)
+
+
+def test_cold_pairs_are_compared_by_their_mean(tmp_path: Path) -> None:
+    cold = Cell(scenario="cold", input_tokens=256, output_tokens=8, concurrency=1)
+    ledger = Ledger(tmp_path)
+    add(ledger, job(cell=cold), 50, count=3)
+    add(ledger, job("pull", "pull", cell=cold), 200, count=3)
+    assert summary.summarize(ledger.entries, SHAPE)["cold_ttft_mean_pull_over_push"] == 4.0
+
+
+def test_the_report_says_what_it_is_of_and_what_is_missing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    add(ledger, job(), 100)
+    add(ledger, job("stock", "pull"), 400)
+    call = {"when": "2026-12-01T00:00:00Z", "failures": ["pull did not come up"]}
+    ledger.add_call(call | {"set_ups": {"stock": {"router": "kvdeploy"}}})
+    document = build_document(ledger, LARGE, replace(HOST, gpus=(141.0,)), small=False)
+    assert document["gpus"] == "1 shared"
+    assert document["notes"][0].startswith("both engines of every set-up share one GPU")
+    assert "stock has kvdeploy's router before it: no vllm-router was given" in document["notes"]
+    assert document["notes"][-1] == "failed: pull did not come up"
+    assert document["arms"]["stock"]["expected"]
+    json.dumps(document)
+    html = page.render(ledger.entries, document)
+    plots = html.split("<svg")[1:]
+    assert len(plots) == 8
+    for plot in plots:
+        ElementTree.fromstring("<svg" + plot.split("</svg>")[0] + "</svg>")
+    assert "default push" in html
