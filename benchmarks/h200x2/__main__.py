@@ -50,15 +50,15 @@ def main(argv: list[str] | None = None) -> int:
     ledger = Ledger(options.folder / "measured")
     shape = _shape(options)
     acts = [act.only(options.arms) for act in build_acts(shape) if act.name in options.acts]
-    try:
-        place = _place(options)
-    except UpError as e:
-        sys.exit(str(e))
-    blocks = list(build_blocks(acts, DEFAULT, shape, place.at_once, ledger))
+    blocks = list(build_blocks(acts, DEFAULT, shape, options.at_once, ledger))
     left = sum(len(block.jobs) for block in blocks)
     say(f"{left} runs are left, about {estimate_s(blocks, shape) / 60:.0f} min in one call")
     if options.estimate:
         return 0
+    try:
+        place = _place(options)
+    except UpError as e:
+        sys.exit(str(e))
     began = time.monotonic()
     call = Call(
         host=Host(options.folder / "clusters", place, options),
@@ -114,7 +114,7 @@ def _place(options: argparse.Namespace) -> Place:
         raise UpError(msg)
     if options.small:
         model: dict[str, Any] = {"id": "builtin:tiny", "max_length": 2048}
-        return Place(gpus=(), at_once=options.at_once or 2, model=model, runtime={}, args={})
+        return Place(gpus=(), at_once=options.at_once, model=model, runtime={}, args={})
     model = {"id": str(options.model.resolve()), "load_format": options.load_format}
     model["max_length"] = max(2 * (options.input or LARGE.input_tokens), 16384)
     runtime: dict[str, Any] = {"env": options.env, "start_timeout_s": 400}
@@ -122,7 +122,7 @@ def _place(options: argparse.Namespace) -> Place:
         runtime["python"] = options.python
     return Place(
         gpus=tuple(gpus),
-        at_once=options.at_once or 2,
+        at_once=options.at_once,
         model=model,
         runtime=runtime,
         args=QUICK_START | options.engine_arg,
@@ -190,7 +190,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     parser.add_argument("--weights-gib", type=float, default=16.0, help="of an engine's weights")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=2, help="at most so many")
-    parser.add_argument("--at-once", type=int, choices=(2, 3), help="clusters side by side")
+    parser.add_argument(
+        "--at-once", type=int, choices=(2, 3), default=2, help="clusters side by side"
+    )
     parser.add_argument("--vllm-router", metavar="PROGRAM", help="stands before stock's engines")
     parser.add_argument("--vllm-router-arg", action="append", default=[], metavar="--OPTION=VALUE")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")

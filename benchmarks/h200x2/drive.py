@@ -13,9 +13,10 @@ from benchmarks.h200x2.ledger import Job
 from kvdeploy.errors import KvdeployError
 from kvdeploy.planning.bench.matrix import Planned
 from kvdeploy.stages.bench import Bench, Pace
+from kvdeploy.stages.bench_counters import STILL_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.h200x2.arms import Act, Arm, Shape
     from benchmarks.h200x2.fleets import Cluster, Host
@@ -66,12 +67,17 @@ def build_blocks(
             jobs = [
                 Job(act=act.name, beside=beside, arm=arm, mode=mode, cell=cell, round=number)
                 for cell in act.cells
-                for number in range(1, shape.rounds + 1 if act.name != "cold" else 2)
+                for number in range(1, _rounds(act, shape) + 1)
                 for arm in (arms if number % 2 else reversed(arms))
                 for mode in (arm.modes if act.name == "compare" and not at else arm.modes[:1])
             ]
             if left := [job for job in jobs if not ledger.has(job)]:
                 yield Block(arms, left)
+
+
+def _rounds(act: Act, shape: Shape) -> int:
+    """Of cold pairs each start of decode is one."""
+    return shape.cold_starts if act.name == "cold" else shape.rounds
 
 
 def estimate_s(blocks: Sequence[Block], shape: Shape) -> float:
@@ -81,14 +87,13 @@ def estimate_s(blocks: Sequence[Block], shape: Shape) -> float:
         wanted = {arm.engines for arm in block.arms}
         total += shape.start_s if wanted - up else 0
         up = wanted
-        total += sum(_job_s(job, shape) for job in block.jobs)
+        total += sum(_job_s(job, block, shape) for job in block.jobs)
     return total
 
 
-def _job_s(job: Job, shape: Shape) -> float:
-    if job.cell.scenario == "cold":
-        # Decodes start side by side, but are told of one by one.
-        return shape.cold_starts * shape.start_s / 2
+def _job_s(job: Job, block: Block, shape: Shape) -> float:
+    if job.cell.scenario == "cold":  # decodes of all arms start side by side
+        return shape.start_s / len(block.arms) + shape.warm_s
     return shape.seconds + shape.warm_s
 
 
@@ -103,7 +108,8 @@ class Call:
     failures: list[str] = field(default_factory=list)
     smoke: dict[str, Any] = field(default_factory=dict)
     set_ups: dict[str, Any] = field(default_factory=dict)
-    _benches: dict[str, Bench] = field(default_factory=dict)
+    still_s: float = STILL_S
+    """Of engines' counters, before they are believed."""
 
     def make(self, blocks: Sequence[Block], describe: Any) -> bool:  # noqa: ANN401
         """Whether everything was done that could be."""
@@ -111,7 +117,7 @@ class Call:
             up = set(self.host.clusters)
             start_s = max([*self.host.start_s, self.shape.start_s])
             needs = start_s if {a.engines for a in block.arms} - up else 0.0
-            first = _job_s(block.jobs[0], self.shape)
+            first = _job_s(block.jobs[0], block, self.shape)
             if not self._has_time(needs + first):
                 return False
             try:
@@ -151,7 +157,7 @@ class Call:
             cluster = self.host.clusters.get(job.arm.engines)
             if cluster is None:
                 continue
-            if not self._has_time(_job_s(job, self.shape)):
+            if not self._has_time(_job_s(job, block, self.shape)):
                 return False
             try:
                 cluster.tell(job.arm.router)
@@ -163,11 +169,13 @@ class Call:
                 self.ledger.add(job, run)
         return True
 
-    def _run(self, cluster: Cluster, job: Job) -> Run | None:
+    def _run(
+        self, cluster: Cluster, job: Job, renew: Callable[[], None] | None = None
+    ) -> Run | None:
         say(f"{job.act}: {job.arm.name}, {job.mode}, {job.cell}, round {job.round}")
         bench = self._bench(cluster, job)
-        planned = Planned(mode=job.mode, cell=job.cell, round=job.round)
-        bench.measure(cluster.outputs(), [planned], Said())
+        planned = Planned(mode=job.mode, cell=job.cell, round=job.round, starts=1)
+        bench.measure(cluster.outputs(), [planned], Said(), renew)
         for why in bench.failed.values():
             self._fail(f"{job.arm.name}: {why}")
         return bench.runs[-1] if bench.runs else None
@@ -179,54 +187,38 @@ class Call:
             mark=f"{job.arm.name} {time.time_ns()}",
             pace=Pace(requests=self.shape.requests, seconds=self.shape.seconds),
             runs=1,
+            still_s=self.still_s,
         )
 
     def _make_cold(self, block: Block) -> bool:
         """All decodes are started anew at once, and then each pair meets by itself."""
-        jobs = [j for j in block.jobs if j.arm.engines in self.host.clusters]
-        clusters = {j.arm.name: self.host.clusters[j.arm.engines] for j in jobs}
-        if not self._has_time(sum(_job_s(j, self.shape) for j in jobs)):
-            return False
-        benches = {job.arm.name: self._bench(clusters[job.arm.name], job) for job in jobs}
-        runs: dict[str, list[Run]] = {job.arm.name: [] for job in jobs}
+        jobs = [job for job in block.jobs if job.arm.engines in self.host.clusters]
+        arms = {job.arm.engines: job.arm for job in jobs}
         try:
-            for job in jobs:
-                clusters[job.arm.name].tell({**job.arm.router, "warm_pairs": False})
-            for number in range(1, self.shape.cold_starts + 1):
-                say(f"cold: start {number} of {self.shape.cold_starts}")
-                with ThreadPoolExecutor(len(jobs)) as pool:
-                    list(pool.map(lambda c: c.renew(Said()), clusters.values()))
-                for job in jobs:
-                    planned = Planned(mode=job.mode, cell=job.cell, round=number, starts=1)
-                    bench = benches[job.arm.name]
-                    done = len(bench.runs)
-                    bench.measure(clusters[job.arm.name].outputs(), [planned], Said(), lambda: None)
-                    runs[job.arm.name] += bench.runs[done:]
-                    for why in bench.failed.values():
-                        self._fail(f"{job.arm.name}: {why}")
+            for name, arm in arms.items():
+                self.host.clusters[name].tell({**arm.router, "warm_pairs": False})
+            for number in sorted({job.round for job in jobs}):
+                now = [job for job in jobs if job.round == number]
+                if not self._has_time(sum(_job_s(job, block, self.shape) for job in now)):
+                    return False
+                self._meet(now)
         except (UpError, KvdeployError) as e:
             self._fail(f"cold: {e}")
-        for job in jobs:
-            if runs[job.arm.name]:
-                self.ledger.add(job, _joined(runs[job.arm.name]))
-        for name, cluster in clusters.items():
-            cluster.tell(next(j.arm.router for j in jobs if j.arm.name == name))
+        for name, arm in arms.items():
+            self.host.clusters[name].tell(arm.router)
         return True
+
+    def _meet(self, jobs: Sequence[Job]) -> None:
+        """Once over the pair of each. Raises KvdeployError: a decode does not come back."""
+        say(f"cold: start {jobs[0].round} of {self.shape.cold_starts}")
+        clusters = [self.host.clusters[job.arm.engines] for job in jobs]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(lambda cluster: cluster.renew(Said()), clusters))
+        for job, cluster in zip(jobs, clusters, strict=True):
+            run = self._run(cluster, job, lambda: None)
+            if run is not None:
+                self.ledger.add(job, run)
 
     def _fail(self, what: str) -> None:
         say(f"FAILED: {what}")
         self.failures.append(what)
-
-
-def _joined(runs: Sequence[Run]) -> Run:
-    first, *others = runs
-    for run in others:
-        moved = first.moved + run.moved if first.moved and run.moved else None
-        first = first.model_copy(
-            update={
-                "samples": (*first.samples, *run.samples),
-                "seconds": first.seconds + run.seconds,
-                "moved": moved,
-            }
-        )
-    return first.model_copy(update={"round": 1})

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.h200x2 import page, summary
-from benchmarks.h200x2.__main__ import build_document, main
+from benchmarks.h200x2.__main__ import QUICK_START, build_document, main
 from benchmarks.h200x2.arms import ARMS, DEFAULT, LARGE, SMALL, build_acts
-from benchmarks.h200x2.drive import build_blocks, estimate_s
+from benchmarks.h200x2.drive import Call, build_blocks, estimate_s
 from benchmarks.h200x2.fleets import Place, UpError, build_cluster
 from benchmarks.h200x2.ledger import Job, Ledger
 from kvdeploy.model.bench import Cell, Moved, Run, Sample
 from kvdeploy.model.spec import ClusterSpec
+from tests.unit.test_bench_stage import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.h200x2.arms import Arm
+    from benchmarks.h200x2.drive import Block
+    from benchmarks.h200x2.fleets import Host
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.routing import Mode
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +40,7 @@ HOST = Place(
     at_once=2,
     model={"id": "/models/m", "max_length": 16384},
     runtime={"python": "/opt/python"},
-    args={"max-num-seqs": 64},
+    args=QUICK_START,
     weights_gib=16,
 )
 
@@ -132,6 +142,111 @@ def test_a_line_that_was_cut_costs_its_run_alone(tmp_path: Path) -> None:
     assert len(again.entries) == 1
     add(again, job("stock", "pull"), 400)
     assert [e.arm for e in Ledger(tmp_path).entries] == ["default", "stock"]
+
+
+class FakeCluster:
+    """A set-up behind one scripted site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site, self.renewed = site, 0
+        self.told: list[dict[str, object]] = []
+
+    def outputs(self) -> FleetOutputs:
+        return self._site.outputs()
+
+    def vocabulary(self) -> int:
+        return 32_000
+
+    def tell(self, router: dict[str, object]) -> None:
+        self.told.append(dict(router))
+
+    def renew(self, _step: object) -> None:
+        self.renewed += 1
+
+    def run(self, *_argv: str) -> SimpleNamespace:
+        return SimpleNamespace(returncode=0, stdout="PROVEN\n", stderr="")
+
+
+class FakeHost:
+    """Brings up what is wanted, but for what is `broken`."""
+
+    def __init__(self, site: Site, broken: str = "") -> None:
+        self._site, self._broken = site, broken
+        self.clusters: dict[str, FakeCluster] = {}
+        self.start_s: list[float] = []
+
+    def bring(self, arms: tuple[Arm, ...]) -> None:
+        names = {arm.engines for arm in arms} - {self._broken}
+        self.clusters = {n: self.clusters.get(n) or FakeCluster(self._site) for n in names}
+        if self._broken in {arm.engines for arm in arms}:
+            msg = f"{self._broken} did not come up (9)"
+            raise UpError(msg)
+
+
+def call(host: FakeHost, ledger: Ledger, seconds: float) -> Call:
+    ends = time.monotonic() + seconds
+    return Call(host=cast("Host", host), ledger=ledger, shape=QUICK, ends=ends, still_s=0)
+
+
+QUICK = replace(SHAPE, concurrency=(1,), rounds=1, requests=1, cold_starts=2, input_tokens=64)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as site:
+        thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield site
+        site.shutdown()
+        thread.join()
+
+
+def blocks_of(name: str, arms: list[str], ledger: Ledger) -> list[Block]:
+    acts = [act.only(arms) for act in build_acts(QUICK) if act.name == name]
+    return list(build_blocks(acts, DEFAULT, QUICK, 2, ledger))
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_a_set_up_that_does_not_come_up_costs_its_own_runs_alone(
+    site: Site, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    one = call(FakeHost(site, broken="stock"), ledger, 1000)
+    assert one.make(blocks_of("admission", ["admit-2"], ledger)[:1], lambda _: {})
+    assert [e.arm for e in ledger.entries] == ["default", "admit-2"]
+    told = one.host.clusters["default"].told  # type: ignore[attr-defined]
+    assert told == [{}, {"prefill_at_once": 2}], "its router is told before each run"
+    assert one.make(blocks_of("compare", ["stock"], ledger), lambda _: {})
+    assert one.failures == ["compare: stock did not come up (9)"]
+    assert {e.arm for e in ledger.entries if e.act == "compare"} == {"default"}
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_cold_pairs_are_met_once_a_start_by_all_at_the_same_time(
+    site: Site, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    one = call(FakeHost(site), ledger, 1000)
+    assert one.make(blocks_of("cold", ["pull"], ledger), lambda _: {})
+    assert one.failures == []
+    assert sorted((e.arm, e.run.round, len(e.run.good)) for e in ledger.entries) == [
+        *(("default", 1, 1), ("default", 2, 1), ("pull", 1, 1), ("pull", 2, 1)),
+    ]
+    for cluster in one.host.clusters.values():
+        assert cluster.renewed == 2  # type: ignore[attr-defined]
+        assert cluster.told == [{"warm_pairs": False}, {}]  # type: ignore[attr-defined]
+
+
+@pytest.mark.loopback
+def test_nothing_is_begun_that_would_go_beyond_the_time_that_was_given(
+    site: Site, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    host = FakeHost(site)
+    assert not call(host, ledger, 30).make(blocks_of("compare", ["stock"], ledger), lambda _: {})
+    assert host.clusters == {}, "engines would not have come up in time"
 
 
 # --- what is made of it ----------------------------------------------------------------------
