@@ -218,7 +218,12 @@ def _measure(
     with recorded(app, store, "bench") as (run, runner):
         ground = _find_ground(app, store, up, runner, run)
         benching = Benching(app, store, up, ground, run, prove=not unproven)
-        app.ui.say(f"{count} runs: {', '.join(modes)}; {len(cells)} cells, {rounds} rounds")
+        minutes = count * (seconds + OVERHEAD_S) / 60
+        more = ", and what engines take to start" if restart else ""
+        app.ui.say(
+            f"{count} runs: {', '.join(modes)}; {len(cells)} cells, {rounds} rounds: "
+            f"{minutes:.0f} min at most{more}"
+        )
         pace = Pace(requests=requests, seconds=seconds)
         report = benching.measure(modes, blocks, pace, seed=seed, rounds=rounds, keep=write)
     if json_file == STDOUT:
