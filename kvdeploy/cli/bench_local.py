@@ -41,7 +41,7 @@ class LocalGround:
         stages = local_stages(loaded, self._processes, self._store, self._runner)
         ran = pipeline.up(
             stages if prove else stages[:-1],
-            self._record.model_copy(update={"spec": spec}),
+            self._record,  # with the cluster's own spec: what is brought is borrowed
             store=self._store,
             progress=self._app.ui,
         )

@@ -63,7 +63,7 @@ class NodeGround:
         proof = (ProofStage(spec, fleet.reach),) if prove else ()
         ran = pipeline.up(
             (fleet, *proof),
-            self._record.model_copy(update={"spec": spec}),
+            self._record,  # with the cluster's own spec: what is brought is borrowed
             store=self._store,
             progress=self._app.ui,
             given=self._given,
