@@ -91,11 +91,12 @@ class NodeGround:
         return describe(up.spec, runtime, up.model, up.fleet, describe_nodes(made))
 
     def notes(self, here: FleetOutputs) -> tuple[str, ...]:
-        """How long the way is that every time has in it."""
+        """How long the way is that every TTFT has in it."""
         ways = [http.get(f"{here.url}/health", timeout_s=10).seconds for _ in range(WAYS)]
         return (
-            "clients asked from here, through SSH to the router's node: every TTFT has the way "
-            f"there and back in it, {statistics.median(ways) * 1e3:.1f} ms at the median",
+            "clients asked from here, through SSH to the router's node, and every TTFT has that "
+            f"way in it: /health took {statistics.median(ways) * 1e3:.1f} ms at the median, each "
+            "time over a new connection",
         )
 
     def _stage(self, spec: ClusterSpec) -> NodeFleetStage:
