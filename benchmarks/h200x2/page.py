@@ -23,11 +23,11 @@ COLOURS = (
     *("#5b3fb0", "#4d7c0f", "#9a6a55"),
 )
 KEPT = {
-    "default push": 0,
+    "push": 0,
     "default": 0,
-    "default push-sequential": 1,
+    "push-sequential": 1,
     "pull": 2,
-    "default aggregated": 3,
+    "aggregated": 3,
     "stock": 4,
 }
 

@@ -28,10 +28,9 @@ class Side:
 
     @property
     def label(self) -> str:
-        """'default push-sequential', 'stock'."""
-        mode = self.group.mode
-        plain = (self.arm, mode) in {("stock", "pull"), ("pull", "pull")} or self.act != "compare"
-        return self.arm if plain else f"{self.arm} {mode}"
+        """'push-sequential' of default, 'stock'."""
+        by_mode = self.arm == "default" and self.act in {"compare", "cold"}
+        return self.group.mode if by_mode else self.arm
 
     def find(self, metric: str, statistic: str = "") -> float | None:
         try:

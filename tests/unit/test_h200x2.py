@@ -302,4 +302,5 @@ def test_the_report_says_what_it_is_of_and_what_is_missing(tmp_path: Path) -> No
     assert len(plots) == 8
     for plot in plots:
         ElementTree.fromstring("<svg" + plot.split("</svg>")[0] + "</svg>")
-    assert "default push" in html
+    legend = html.split("legend")[-1].split("</p>")[0]
+    assert [n for n in ("push", "stock") if f"</i>{n}<" in legend] == ["push", "stock"]
