@@ -7,9 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import kvdeploy
 from kvdeploy import locks, probes
-from kvdeploy.errors import ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,20 +18,6 @@ SEAL: Final = "seal.yml"
 OWN: Final = (REACH, SEAL, "seal.py")
 """Of the folder images/; what nodes.yml does lies in playbooks/."""
 UNREAD: Final = frozenset({"README.md"})
-
-
-def images_source() -> Path:
-    """The folder images/: within an installed package, else beside it in a checkout.
-
-    Raises:
-        ToolError: neither is there.
-    """
-    package = Path(kvdeploy.__file__).parent
-    for place in (package / "images", package.parent / "images"):
-        if (place / SEAL).exists():
-            return place
-    msg = f"this installation of kvdeploy has no images/ beside {package}"
-    raise ToolError(msg, hint="Install it again: pip install --force-reinstall kvdeploy")
 
 
 def lock_file(name: str) -> Path:

@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+EngineArg = bool | int | float | str | list[str] | dict[str, Any]
+"""A value of `engine_args`: true is a bare flag, a list repeats its words, a map becomes JSON."""
+
 
 class Frozen(BaseModel):
     """A value that people write: an unknown key is an error, not a silently ignored one."""

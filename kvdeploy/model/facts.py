@@ -59,3 +59,7 @@ class OperatorFacts:
     """What the way to the nodes lacks on this machine; '' when nothing."""
     api_key_file_exists: bool | None = None
     """None when router.api_key_file is not set."""
+    tls_problem: str | None = None
+    """What is wrong with router.tls_cert_file and its key; None when nothing is, or none is set."""
+    tls_days_left: float | None = None
+    """Until the certificate ends; None when that is not known."""

@@ -8,8 +8,10 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
+from kvdeploy.model.awsspec import AwsSpec
+from kvdeploy.model.base import EngineArg
 from kvdeploy.model.schema import MISNOMERS, Key, Loc, all_keys, dotted, key_at, keys_of
-from kvdeploy.model.spec import AwsSpec, ClusterSpec, EngineArg
+from kvdeploy.model.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from kvdeploy.model.inventory import Connection
 
 if TYPE_CHECKING:
-    from kvdeploy.model.spec import AccessSpec, AwsSpec
+    from kvdeploy.model.awsspec import AccessSpec, AwsSpec
 
 LOGIN: Final = "ubuntu"
 """Whom cloud-init gives the key to, on images of Ubuntu."""

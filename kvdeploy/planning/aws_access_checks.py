@@ -11,8 +11,9 @@ from kvdeploy.planning.findings import error, warning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.reports import Finding
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 PREFIX_MIN: Final = 8
 """A shorter prefix is no private network: 0.0.0.0/1 and 128.0.0.0/1 are the whole Internet too."""

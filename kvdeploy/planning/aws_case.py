@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from kvdeploy.model.awsfacts import AwsFacts, Reservation
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 
 @dataclass(frozen=True, kw_only=True)

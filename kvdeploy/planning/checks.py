@@ -121,16 +121,6 @@ def router_ports_same(spec: ClusterSpec) -> Iterator[Finding]:
         )
 
 
-def admin_of_many_workers(spec: ClusterSpec) -> Iterator[Finding]:
-    """A worker's /admin would speak of that worker alone, and they share no port."""
-    if spec.router.workers > 1 and spec.router.admin_port is not None:
-        yield error(
-            "router.admin_port",
-            f"/admin speaks of one process, and router.workers is {spec.router.workers}",
-            "Leave admin_port out, or set workers to 1.",
-        )
-
-
 def router_mode_unfit(spec: ClusterSpec) -> Iterator[Finding]:
     """A leg of the other connector's kind ends decode's process."""
     mode, good = spec.router.mode, MODES[spec.connector.mode]
@@ -259,7 +249,6 @@ SPEC_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     lease_too_short,
     router_mode_unfit,
     router_ports_same,
-    admin_of_many_workers,
     builtin_model_unknown,
     tiny_model_too_long,
     max_length_below_block,

@@ -104,6 +104,8 @@ def secret_names(spec: ClusterSpec) -> tuple[str, ...]:
     wanted = {
         "model_token": is_hub_model(spec),
         "router_api_keys": spec.router.api_key_file is not None,
+        "router_tls_cert": spec.router.tls_files is not None,
+        "router_tls_key": spec.router.tls_files is not None,
         "monitoring_grafana_password": spec.monitoring.enabled,
     }
     return tuple(name for name, needed in wanted.items() if needed)
@@ -242,7 +244,7 @@ def monitoring_variables(
         "monitoring_nodes": [
             {"name": m.name, "role": m.role, "address": m.address} for m in machines
         ],
-        "monitoring_router": plan.url.removeprefix("http://"),
+        "monitoring_router": plan.url,
         "monitoring_ends": dict(site.ends),
         "monitoring_grafana_source": catalog.GRAFANA_SOURCE,
     }

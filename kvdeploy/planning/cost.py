@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node, NodeSeen
     from kvdeploy.model.prices import Price
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 HOURS_A_DAY: Final = 24
 ENDPOINTS: Final = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvdeploy.model.reports import Finding, Severity
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 Judged = TypeVar("Judged")
+
+TLS_SOON_DAYS: Final = 14.0
 
 
 def error(path: str, message: str, hint: str = "") -> Finding:
@@ -36,6 +38,26 @@ def keys_unreadable(spec: ClusterSpec, *, exists: bool | None) -> Iterator[Findi
             "router.api_key_file",
             f"{spec.router.api_key_file} holds no keys that can be read",
             "Write one key a line into it; lines that start with # are comments.",
+        )
+
+
+def tls_unfit(problem: str | None) -> Iterator[Finding]:
+    """On whichever machine the router's certificate is read."""
+    if problem is not None:
+        yield error(
+            "router.tls_cert_file",
+            problem,
+            "Name a certificate chain and its key as PEM files, the key without a passphrase.",
+        )
+
+
+def tls_ending(spec: ClusterSpec, *, days_left: float | None) -> Iterator[Finding]:
+    """Clients refuse a router whose certificate has ended."""
+    if days_left is not None and days_left < TLS_SOON_DAYS:
+        yield warning(
+            "router.tls_cert_file",
+            f"{spec.router.tls_cert_file} ends in {max(0.0, days_left):.1f} days",
+            "Put a new one in its place, and run 'kvdeploy up': no request is dropped.",
         )
 
 

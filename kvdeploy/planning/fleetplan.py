@@ -68,19 +68,30 @@ class FleetPlan(Stored):
         return launch.router_url(self.router_config)
 
     def outputs(
-        self, generations: Mapping[str, str], *, api_key_file: str | None = None
+        self,
+        generations: Mapping[str, str],
+        *,
+        api_key_file: str | None = None,
+        tls_cert_file: str | None = None,
     ) -> FleetOutputs:
         """What is kept of it in the record, once it runs.
 
         Args:
             generations: of each engine.
             api_key_file: on this machine, where the router's clients are.
+            tls_cert_file: likewise.
         """
         return FleetOutputs(
             url=self.url,
             engines=tuple(spec for specs in self.engines.values() for spec in specs),
             router=self.router,
-            router_config=self.router_config.model_copy(update={"api_key_file": api_key_file}),
+            router_config=self.router_config.model_copy(
+                update={
+                    "api_key_file": api_key_file,
+                    "tls_cert_file": tls_cert_file,
+                    "tls_key_file": None,
+                }
+            ),
             generations=dict(generations),
         )
 
@@ -233,6 +244,7 @@ def _with_router(
         [engine for specs in engines.values() for engine in specs],
         model,
         api_key_file=layout.API_KEYS if spec.router.api_key_file else None,
+        tls=(layout.TLS_CERT, layout.TLS_KEY) if spec.router.tls_files else None,
     )
     return FleetPlan(
         engines=engines,

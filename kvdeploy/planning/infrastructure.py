@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import ClusterIdentity
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 BEFORE_NODES: Final = (
     "module.network",

@@ -15,8 +15,9 @@ from kvdeploy.planning.environment import build_environment
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kvdeploy.model.base import EngineArg
     from kvdeploy.model.outputs import ModelOutputs, RuntimeOutputs
-    from kvdeploy.model.spec import ClusterSpec, EngineArg, FleetSpec
+    from kvdeploy.model.spec import ClusterSpec, FleetSpec
 
 ROUTER: Final = "router"
 LOOPBACK: Final = "127.0.0.1"

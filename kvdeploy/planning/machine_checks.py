@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvdeploy.model.catalog import CPU_ENGINE_GIB, RUNTIME_DISK_GIB
-from kvdeploy.planning.findings import collect, error, fleets, keys_unreadable, warning
+from kvdeploy.planning.findings import (
+    collect,
+    error,
+    fleets,
+    keys_unreadable,
+    tls_ending,
+    tls_unfit,
+    warning,
+)
 from kvdeploy.planning.launch import cpu_kv_cache_gib
 
 if TYPE_CHECKING:
@@ -17,9 +25,6 @@ if TYPE_CHECKING:
     from kvdeploy.model.spec import ClusterSpec
 
     Check = Callable[["Case"], Iterator[Finding]]
-
-
-TLS_SOON_DAYS: Final = 14.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +111,12 @@ def api_key_file_missing(case: Case) -> Iterator[Finding]:
 
 def tls_unusable(case: Case) -> Iterator[Finding]:
     """A router without its certificate does not start, and with a wrong one nobody talks to it."""
-    if case.facts.tls_problem is not None:
-        yield error(
-            "router.tls_cert_file",
-            case.facts.tls_problem,
-            "Name a certificate chain and its key as PEM files, the key without a passphrase.",
-        )
+    yield from tls_unfit(case.facts.tls_problem)
 
 
 def tls_ends_soon(case: Case) -> Iterator[Finding]:
     """Clients refuse a router whose certificate has ended."""
-    left = case.facts.tls_days_left
-    if left is not None and left < TLS_SOON_DAYS:
-        yield warning(
-            "router.tls_cert_file",
-            f"{case.spec.router.tls_cert_file} ends in {max(0.0, left):.1f} days",
-            "Put a new one in its place, and run 'kvdeploy up': no request is dropped.",
-        )
+    yield from tls_ending(case.spec, days_left=case.facts.tls_days_left)
 
 
 def disk_too_little(case: Case) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvdeploy.model.catalog import TERRAFORM_MIN
-from kvdeploy.planning.findings import collect, error, keys_unreadable
+from kvdeploy.planning.findings import collect, error, keys_unreadable, tls_ending, tls_unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,6 +108,16 @@ def api_key_file_missing(case: Operated) -> Iterator[Finding]:
     yield from keys_unreadable(case.spec, exists=case.facts.api_key_file_exists)
 
 
+def tls_unusable(case: Operated) -> Iterator[Finding]:
+    """A router without its certificate does not start, and with a wrong one nobody talks to it."""
+    yield from tls_unfit(case.facts.tls_problem)
+
+
+def tls_ends_soon(case: Operated) -> Iterator[Finding]:
+    """Clients refuse a router whose certificate has ended."""
+    yield from tls_ending(case.spec, days_left=case.facts.tls_days_left)
+
+
 OPERATOR_CHECKS: Final[tuple[Callable[[Operated], Iterator[Finding]], ...]] = (
     terraform_missing,
     terraform_too_old,
@@ -117,4 +127,6 @@ OPERATOR_CHECKS: Final[tuple[Callable[[Operated], Iterator[Finding]], ...]] = (
     access_tool_missing,
     grafana_password_missing,
     api_key_file_missing,
+    tls_unusable,
+    tls_ends_soon,
 )

@@ -51,20 +51,9 @@ def engine_on_many_nodes(spec: ClusterSpec) -> Iterator[Finding]:
             )
 
 
-def tls_on_aws(spec: ClusterSpec) -> Iterator[Finding]:
-    """The playbooks do not bring a certificate to the router's node yet."""
-    if spec.target == "aws" and spec.router.tls_files:
-        yield error(
-            "router.tls_cert_file",
-            "kvdeploy does not bring a certificate to the router's node yet",
-            "Leave tls_cert_file and tls_key_file out, and end TLS at a load balancer before it.",
-        )
-
-
 TARGET_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     *AWS_SPEC_CHECKS,
     libfabric_on_local,
     nodes_on_local,
     engine_on_many_nodes,
-    tls_on_aws,
 )

@@ -8,8 +8,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
+from kvdeploy.model.awsspec import AwsSpec
 from kvdeploy.model.schema import Key, keys_of
-from kvdeploy.model.spec import AwsSpec, ClusterSpec
+from kvdeploy.model.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,6 +10,8 @@ import asyncio
 import errno
 import gc
 import logging
+import os
+import shutil
 import signal
 import sys
 from functools import partial
@@ -33,7 +35,7 @@ log = logging.getLogger("kvdeploy.router")
 
 async def serve(path: Path, place: Place | None = None) -> None:
     """Until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises KvdeployError."""
-    given = read_part(path, place)
+    given, parent = read_part(path, place), os.getppid()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,6 +57,8 @@ async def serve(path: Path, place: Place | None = None) -> None:
         raise cannot_listen(given.config, e) from e
     finally:
         await service.stop()
+        if place is not None and os.getppid() != parent:
+            shutil.rmtree(place.folder, ignore_errors=True)  # nobody else will
 
 
 def read_part(path: Path, place: Place | None) -> Reading:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import web
 
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
+
+
+class Routes(Protocol):
+    """Who answers: one router, or the parent of several."""
+
+    async def state(self, request: web.Request, /) -> web.Response: ...
+
+    async def drain(self, request: web.Request, /) -> web.Response: ...
+
+    async def undrain(self, request: web.Request, /) -> web.Response: ...
+
+    async def reload(self, request: web.Request, /) -> web.Response: ...
 
 
 class AdminRoutes:
@@ -67,6 +79,7 @@ def tell(engine: EngineState, config: RouterConfig) -> dict[str, Any]:
     told: dict[str, Any] = {
         "state": engine.condition,
         "reason": engine.explain(),
+        "drained": engine.held,
         "url": engine.engine.url,
         "requests": engine.requests,
         "epoch": engine.epoch,
@@ -105,8 +118,7 @@ def _is_here(request: web.Request) -> bool:
         return False
 
 
-def build_admin(service: Service) -> web.Application:
-    routes = AdminRoutes(service)
+def build_admin(routes: Routes) -> web.Application:
     app = web.Application(middlewares=[only_from_here])
     app.add_routes(
         [

@@ -16,6 +16,8 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from kvdeploy.errors import FleetError, SpecError
+from kvdeploy.router.admin import HOST
+from kvdeploy.router.foreman import Foreman
 from kvdeploy.router.shared import Shared, forget_worker
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Crew:
         self._code = 0
         self._host, self._port = config.host, config.port
         self._reserved: list[socket.socket] = []
+        self._admin_port = config.admin_port
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT, or until no worker can begin; the exit code. Raises OSError."""
@@ -52,9 +55,13 @@ class Crew:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._tell, signal.SIGHUP)
+        foreman = Foreman(self._folder, self._count)
         try:
             self._reserve()
             log.info("listening host=%s port=%s workers=%s", self._host, self._port, self._count)
+            if self._admin_port is not None:
+                port = await foreman.start(self._admin_port)
+                log.info("listening admin host=%s port=%s", HOST, port)
             keepers = [asyncio.create_task(self._keep(slot)) for slot in range(self._count)]
             watch = asyncio.create_task(self._watch_warmth())
             await self._stopping.wait()
@@ -66,6 +73,7 @@ class Crew:
                 self._tell(signal.SIGKILL)
                 await asyncio.wait(late)
         finally:
+            await foreman.stop()
             for held in self._reserved:
                 held.close()
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -86,7 +86,4 @@ def read_config(path: Path) -> RouterConfig:
             "asked for"
         )
         raise SpecError(message, hint="set api_key_file, listen on 127.0.0.1, or allow_anonymous")
-    if config.workers > 1 and config.admin_port is not None:
-        message = f"{path}: admin_port: /admin speaks of one process, and there are several workers"
-        raise SpecError(message, hint="leave admin_port out, or set workers to 1")
     return config

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kvdeploy.router import tls as certificates
-from kvdeploy.router.admin import HOST, build_admin
+from kvdeploy.router.admin import HOST, AdminRoutes, build_admin
 from kvdeploy.router.app import build_app
 from kvdeploy.router.attempts import Attempts
 from kvdeploy.router.background import Background
@@ -23,6 +24,7 @@ from kvdeploy.router.flight import Wires
 from kvdeploy.router.health import Supervisor
 from kvdeploy.router.metrics import Metrics
 from kvdeploy.router.protocol import Protocol
+from kvdeploy.router.shared import admin_socket, read_held
 from kvdeploy.router.table import Table
 from kvdeploy.router.warmup import Warmer
 
@@ -54,7 +56,7 @@ class Service:
         self._place = place
         self.draining = False
         self.admin_port = 0
-        """As it is; 0 where there is none."""
+        """As it is; 0 where there is none of its own."""
         self.metrics = Metrics(place.folder if place else None)
         self.client = EngineClient(connect_s=config.deadlines.connect_s)
         self.table = Table(config, self.metrics)
@@ -69,12 +71,14 @@ class Service:
             shutdown_timeout=DRAIN_S,
         )
         self._listener: asyncio.Server | None = None
-        self._admin = web.AppRunner(build_admin(self), access_log=None, shutdown_timeout=0.1)
+        admin = build_admin(AdminRoutes(self))
+        self._admin = web.AppRunner(admin, access_log=None, shutdown_timeout=0.1)
         self.reread: Callable[[], str] = _no_file
         """Reads the configuration again: what was wrong with it, or nothing."""
 
     async def start(self) -> int:
         """Listen and begin to look at the engines; the port. Raises OSError."""
+        await self._start_admin()
         await self._runner.setup()
         # Not a site of aiohttp's: that would make connections of its own kind.
         loop = asyncio.get_running_loop()
@@ -87,7 +91,6 @@ class Service:
             reuse_port=self._place is not None or None,
             backlog=128,
         )
-        await self._start_admin()
         self._supervisor.sync()
         port: int = self._listener.sockets[0].getsockname()[1]
         log.info(
@@ -99,6 +102,8 @@ class Service:
             self.config.policy,
             ",".join(self.table.engines),
         )
+        if self.admin_port:
+            log.info("listening admin host=%s port=%s", HOST, self.admin_port)
         return port
 
     @property
@@ -113,13 +118,23 @@ class Service:
 
     async def _start_admin(self) -> None:
         """Raises OSError."""
-        port = self.config.admin_port
+        port, place = self.config.admin_port, self._place
         if port is None:
             return
         await self._admin.setup()
-        await web.TCPSite(self._admin, HOST, port).start()
-        self.admin_port = int(self._admin.addresses[0][1])
-        log.info("listening admin host=%s port=%s", HOST, self.admin_port)
+        if place is None:
+            await web.TCPSite(self._admin, HOST, port).start()
+            self.admin_port = int(self._admin.addresses[0][1])
+            return
+        path = admin_socket(place.folder, place.slot)
+        Path(path).unlink(missing_ok=True)
+        await web.UnixSite(self._admin, path).start()
+        self._hold_again(place)
+
+    def _hold_again(self, place: Place) -> None:
+        """What an operator told the workers before this one was there."""
+        for name in read_held(place.folder) & self.table.engines.keys():
+            self.table.hold(self.table.engines[name], held=True)
 
     def reload(self, given: Reading) -> None:
         """Take a new configuration up. Requests under way keep what they have begun with.
@@ -135,6 +150,8 @@ class Service:
             log.warning("changed at the next start only: %s", ", ".join(waiting))
         self.config, self.keys, self.digest = kept, given.keys, given.digest
         self.table.reload(kept)
+        if self._place is not None:
+            self._hold_again(self._place)
         self._supervisor.sync()
         self.metrics.reloads.labels("done").inc()
         log.info("reloaded engines=%s", ",".join(self.table.engines))

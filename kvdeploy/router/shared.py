@@ -1,5 +1,5 @@
-"""What the workers of one router have counted, together: files of prometheus_client's, one set a
-worker, in one folder.
+"""What the workers of one router have in common, in one folder: what they have counted, as files
+of prometheus_client's, one set a worker; and which engines an operator holds back.
 
 Owns how a worker's values get there and how all are read. A worker that takes the place of another
 counts on where that one ended; gauges of a worker that is gone are gone.
@@ -7,8 +7,10 @@ counts on where that one ended; gauges of a worker that is gone are gone.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import values
@@ -35,6 +37,25 @@ class Place:
     workers: int
     port: int
     folder: str
+
+
+def admin_socket(folder: str, slot: int) -> str:
+    """Where one worker answers their parent."""
+    return f"{folder}/admin-{slot}.sock"
+
+
+def read_held(folder: str) -> frozenset[str]:
+    """Names of the engines that an operator holds back."""
+    try:
+        return frozenset(json.loads((Path(folder) / "held.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def write_held(folder: str, names: frozenset[str]) -> None:
+    part = Path(folder) / "held.part"
+    part.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    part.replace(Path(folder) / "held.json")
 
 
 def share_values(folder: str, slot: int) -> None:

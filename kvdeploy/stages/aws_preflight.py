@@ -24,13 +24,14 @@ from kvdeploy.planning.checks import check_spec
 from kvdeploy.planning.findings import error
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.planning.operator_checks import AWS_CREDENTIALS, PASSWORD, check_operator
-from kvdeploy.stages.preflight import has_keys
+from kvdeploy.stages.preflight import has_keys, look_at_tls
 
 if TYPE_CHECKING:
     from kvdeploy.model.awsfacts import AwsFacts
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node
     from kvdeploy.model.reports import Finding
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
 
 KEY_KINDS = ("ssh-", "ecdsa-", "sk-")
@@ -128,6 +129,7 @@ def read_public_key(spec: ClusterSpec, root: Path) -> str | None:
 
 def _operator(spec: ClusterSpec, runner: Runner, root: Path) -> OperatorFacts:
     key, private = read_public_key(spec, root), aws_section(spec).access.private_key_file
+    problem, days_left = look_at_tls(spec, root)
     return OperatorFacts(
         terraform=find_version(runner),
         terraform_env=foreign_env(os.environ),
@@ -138,6 +140,8 @@ def _operator(spec: ClusterSpec, runner: Runner, root: Path) -> OperatorFacts:
         grafana_password=bool(os.environ.get(PASSWORD)),
         no_way=_no_way(spec),
         api_key_file_exists=has_keys(spec, root),
+        tls_problem=problem,
+        tls_days_left=days_left,
     )
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvdeploy.progress import Listener
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+Step = Listener
 Results = dict[str, "Mapping[str, Any]"]
 """What earlier stages returned, by stage name."""
-
-
-class Step(Protocol):
-    """The line of progress that one stage writes on."""
-
-    def update(self, detail: str) -> None:
-        """Say what is happening or being waited for, right now."""
-
-    def note(self, text: str) -> None:
-        """Say something that is to stay on the screen, e.g. that one part is done."""
 
 
 class Stage(Protocol):

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.store import Store
     from kvdeploy.model.awsfacts import AwsFacts
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
 
 

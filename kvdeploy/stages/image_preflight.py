@@ -16,9 +16,10 @@ from kvdeploy.stages.aws_preflight import aws_section
 if TYPE_CHECKING:
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.model.awsfacts import Image
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.image import NodeImage, Recipe
     from kvdeploy.model.infra import ClusterIdentity, Leftover
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.polling import Clock
     from kvdeploy.stages.base import Step
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.client import Play
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.recipe import tree_digest
+from kvdeploy.adapters.shipped import playbooks_source
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
@@ -40,13 +40,13 @@ class NodeFleetStage:
 
     def inputs(self, results: Results) -> Mapping[str, Any]:
         self._planned = self._blueprint(results)
-        keys = "\n".join(self._crew.api_keys())
+        secrets = "\n".join((*self._crew.api_keys(), *self._crew.tls_texts()))
         return {
             "playbooks": tree_digest(playbooks_source()),
             "plan": self.planned.plan.model_dump(mode="json"),
             "nodes": {h.name: h.instance_id for h in self.planned.inventory.hosts},
             "ours": self._crew.variables,
-            "keys": hashlib.sha256(keys.encode()).hexdigest(),
+            "secrets": hashlib.sha256(secrets.encode()).hexdigest(),
         }
 
     def holds(self, result: Mapping[str, Any]) -> bool:
@@ -72,8 +72,12 @@ class NodeFleetStage:
                 timeout_s=FLEET_S,
             )
         )
-        keys = self._crew.api_key_file
-        fleet = planned.plan.outputs({}, api_key_file=str(keys) if keys else None)
+        keys, cert = self._crew.api_key_file, self._crew.tls_cert_file
+        fleet = planned.plan.outputs(
+            {},
+            api_key_file=str(keys) if keys else None,
+            tls_cert_file=str(cert) if cert else None,
+        )
         with self.reach(fleet) as here:
             if missing := wait_pairs(here, step):
                 raise FleetError(missing, hint="'kvdeploy logs NAME' shows each side.")

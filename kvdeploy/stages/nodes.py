@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.package import build_router_package
 from kvdeploy.adapters.recipe import lock_file, probe_file, tiles_file, tree_digest
+from kvdeploy.adapters.shipped import playbooks_source
 from kvdeploy.model.listing import entries
 from kvdeploy.model.outputs import ModelOutputs, NodeFacts
 from kvdeploy.model.package import RouterPackage
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from kvdeploy.adapters.ansible.client import Play
-    from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.adapters.ansible.report import PlayReport
     from kvdeploy.errors import UnreachableError
     from kvdeploy.model.infra import ProvisionOutputs
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.fleetplan import FleetPlan
     from kvdeploy.proc import Outcome
+    from kvdeploy.progress import Listener
 
 NO_PACKAGE: Final = RouterPackage(path="", digest="")
 """For machines without a router."""
@@ -150,9 +151,12 @@ class Crew:
 
     def secrets(self) -> dict[str, Any]:
         """Values of the roles' secret variables."""
+        cert, key = self.tls_texts()
         found: dict[str, Any] = {
             "model_token": self.environment.get(TOKEN, ""),
             "router_api_keys": self.api_keys(),
+            "router_tls_cert": cert,
+            "router_tls_key": key,
             "monitoring_grafana_password": self.environment.get(PASSWORD, ""),
         }
         return {name: found[name] for name in secret_names(self.spec)}
@@ -163,7 +167,19 @@ class Crew:
 
     @property
     def api_key_file(self) -> Path | None:
-        named = self.spec.router.api_key_file
+        return self._find(self.spec.router.api_key_file)
+
+    @property
+    def tls_cert_file(self) -> Path | None:
+        return self._find(self.spec.router.tls_cert_file)
+
+    def tls_texts(self) -> tuple[str, str]:
+        """Of the router's certificate chain and its key; '' where it serves plain HTTP."""
+        files = (self.tls_cert_file, self._find(self.spec.router.tls_key_file))
+        cert, key = ("" if f is None else f.read_text(encoding="ascii") for f in files)
+        return cert, key
+
+    def _find(self, named: str | None) -> Path | None:
         return None if named is None else self.root / Path(named).expanduser()
 
     @contextmanager
@@ -176,13 +192,14 @@ class Crew:
         config = fleet.router_config
         targets = [_place(fleet.url), *(_place(e.url) for e in config.engines)]
         with self.remote.way(router, targets) as ports:
-            here = {place: f"http://127.0.0.1:{port}" for place, port in ports.items()}
-            engines = tuple(
-                e.model_copy(update={"url": here[_place(e.url)]}) for e in config.engines
-            )
+
+            def here(url: str) -> str:
+                return f"{urlsplit(url).scheme}://127.0.0.1:{ports[_place(url)]}"
+
+            engines = tuple(e.model_copy(update={"url": here(e.url)}) for e in config.engines)
             yield fleet.model_copy(
                 update={
-                    "url": here[_place(fleet.url)],
+                    "url": here(fleet.url),
                     "router_config": config.model_copy(update={"engines": engines}),
                 }
             )
@@ -190,7 +207,7 @@ class Crew:
 
 def _place(url: str) -> tuple[str, int]:
     """'http://10.0.0.1:8000' -> ('10.0.0.1', 8000)."""
-    address, _, port = url.removeprefix("http://").rpartition(":")
+    address, _, port = urlsplit(url).netloc.rpartition(":")
     return address, int(port)
 
 

@@ -7,9 +7,9 @@ Runs on the node, by its own Python (3.9 or newer), with nothing but the standar
     launcher.py exec FILE       the start: a fresh generation is put in, and the process takes over
     launcher.py wait FILE       after the start: returns when it is ready, keeps it on its cores
 
-FILE is JSON: name, argv, needs, ports, host, cpus, ready (url, timeout_s) and digest. What is known
-of a process lies in the folder /run/kvdeploy: NAME.generation and NAME.digest (of what it was
-started from) while it runs, NAME.reason after a start that failed.
+FILE is JSON: name, argv, needs, ports, host, cpus, ready (url, timeout_s, trust) and digest. What
+is known of a process lies in the folder /run/kvdeploy: NAME.generation and NAME.digest (of what it
+was started from) while it runs, NAME.reason after a start that failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import sys
 import time
 import urllib.request
@@ -32,7 +33,6 @@ PORTS_WAIT_S = 5.0
 LOOK_EVERY_S = 0.2
 PIN_EVERY_S = 1.0
 LISTENING = "0A"
-HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Never through a proxy: what is asked is on this machine."""
 
 
@@ -176,7 +176,7 @@ def wait_ready(spec: dict[str, Any], main: int) -> None:
         if not is_alive(main):
             text = "ended before it was ready"
             raise FailedError(text)
-        ready = answers(spec["ready"]["url"])
+        ready = answers(spec["ready"])
         if ready or time.monotonic() >= pin_at:
             pin(main, spec["cpus"])
             pin_at = time.monotonic() + PIN_EVERY_S
@@ -197,9 +197,18 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def answers(url: str) -> bool:
+def answers(ready: dict[str, Any]) -> bool:
+    """units.py says how https is trusted."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     try:
-        with HTTP.open(url, timeout=2) as response:
+        if ready.get("trust"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(ready["trust"])
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        opener = urllib.request.build_opener(*handlers)
+        with opener.open(ready["url"], timeout=2) as response:
             return bool(response.status == 200)
     except (OSError, ValueError):
         return False

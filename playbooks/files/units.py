@@ -6,7 +6,7 @@ Runs on the node as root, by its own Python (3.9 or newer), with the standard li
     units.py apply   < {folders, files, stop, absent, enable, starts, check}    all of it as asked
     units.py start   < {files}     what does not run, or runs from something else than its FILE
     units.py reload  < {files}     what runs, and has not read what its FILE says that it reads
-    units.py verify  < {files, also}    what does not run as it should; what a URL answers
+    units.py verify  < {files, also}    what does not run as it should; what one more URL answers
     units.py stop    < {pattern}   every unit of that name, for good; what runs all the same
 
 FILE is what launcher.py reads, and has the unit's name. What goes wrong on the way is `error`.
@@ -21,6 +21,7 @@ import os
 import pwd
 import shutil
 import signal
+import ssl
 import subprocess  # noqa: TID251  # stands alone on the node
 import sys
 import time
@@ -41,7 +42,6 @@ WATCHED = (
     *("ActiveState", "SubState", "Result", "NRestarts", "Job", "InvocationID"),
     *("ExecMainCode", "ExecMainStatus", "LimitMEMLOCK"),
 )
-HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def has_read(spec: dict[str, Any]) -> bool:
     if not spec.get("reads"):
         return True
     try:
-        told = json.loads(ask(spec["ready"]["url"])[1])
+        told = json.loads(ask(spec["ready"])[1])
     except ValueError:
         return False
     return isinstance(told, dict) and told.get("configuration") == digest.hexdigest()[:16]
@@ -265,7 +265,7 @@ def verify(asked: dict[str, Any]) -> dict[str, Any]:
             wrong.append(f"{name} runs from something else than its file")
         elif not has_read(spec):
             wrong.append(f"{name} has not read its configuration as it is now")
-        elif (status := ask(spec["ready"]["url"])[0]) != 200:
+        elif (status := ask(spec["ready"])[0]) != 200:
             wrong.append(f"{name} answers {spec['ready']['url']} with {status or 'nothing'}")
         elif spec.get("locks_memory") and seen["LimitMEMLOCK"] != "infinity":
             wrong.append(f"{name} may lock {seen['LimitMEMLOCK']} bytes of memory and not all")
@@ -275,10 +275,22 @@ def verify(asked: dict[str, Any]) -> dict[str, Any]:
     return {"wrong": wrong, "generations": generations, "also": also}
 
 
-def ask(url: str) -> tuple[int, str]:
-    """Status, 0 for no answer at all, and what came with it."""
+def ask(ready: dict[str, Any]) -> tuple[int, str]:
+    """Status of its `url`, 0 for no answer at all, and what came with it.
+
+    Https is trusted by the certificate in the file `trust` alone, whatever name that is for: we
+    ask by an address of this very machine. launcher.py has the same.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     try:
-        with HTTP.open(url, timeout=10) as response:
+        if ready.get("trust"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(ready["trust"])
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        opener = urllib.request.build_opener(*handlers)
+        with opener.open(ready["url"], timeout=10) as response:
             return response.status, response.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode("utf-8", "replace")

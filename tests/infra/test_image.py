@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from kvdeploy.adapters.ansible.events import Mute
 from kvdeploy.adapters.ansible.report import HostReport, PlayReport
 from kvdeploy.adapters.aws import builders, images, imaging, leftovers
 from kvdeploy.adapters.aws.session import Aws
@@ -26,6 +25,7 @@ from kvdeploy.cli.aws import image as command
 from kvdeploy.cli.common import load
 from kvdeploy.errors import AwsError, CheckError, KvdeployError, PlaybookError, UnreachableError
 from kvdeploy.model.catalog import IMAGE_PARAMETERS
+from kvdeploy.progress import Mute
 from kvdeploy.stages.image_preflight import Wishes
 from kvdeploy.ui import Ui
 from tests.double.client import Double

@@ -82,6 +82,8 @@ class Fleet:
     model: ModelOutputs = LOOKS_LIKE_ONE
     cores: dict[str, tuple[int, ...]] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
+    tls: tuple[str, str] | None = None
+    """PEM text of the router's certificate and its key."""
 
     def but(self, **changes: Any) -> Fleet:
         return replace(self, **changes)
@@ -148,7 +150,11 @@ class Fleet:
 
     def run(self, playbook: str, *limit: str, **variables: Any) -> PlayReport:
         """Raises as the adapter does."""
-        secrets = {"router_api_keys": list(self.api_keys)} if self.api_keys else {}
+        secrets: dict[str, Any] = {}
+        if self.api_keys:
+            secrets["router_api_keys"] = list(self.api_keys)
+        if self.tls:
+            secrets["router_tls_cert"], secrets["router_tls_key"] = self.tls
         play = Play(
             playbook=playbook,
             inventory=self.inventory,

@@ -16,6 +16,7 @@ from kvdeploy.adapters.http import get
 from kvdeploy.errors import PlaybookError, UnreachableError
 from kvdeploy.model import layout
 from kvdeploy.polling import wait_for
+from tests.certificates import write_certificate
 from tests.playbooks.fleets import (
     AT,
     STANDIN_PATH,
@@ -236,6 +237,35 @@ def test_new_keys_are_read_by_the_router_that_runs(fleet: Fleet) -> None:
     }
     assert statuses == {"ann": 401, "eve": 200}
     assert generation(router, "router") == kept
+
+
+def test_a_router_serves_https_takes_a_renewed_certificate_up_and_goes_back(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    host = fleet.lab["router-0"]
+    engines = {"prefill": ENGINES["prefill"] | {"count": 1}, "decode": {}}
+    files = {"tls_cert_file": "router.crt", "tls_key_file": "router.key"}
+    spec = {"fleet": engines, "router": fleet.spec["router"] | files}
+
+    def served(name: str) -> tuple[Fleet, int, int]:
+        """Of this certificate; what it answers to who trusts it, and to who trusts another."""
+        cert, key = (Path(file) for file in write_certificate(tmp_path, name))
+        changed = fleet.but(spec=spec, tls=(cert.read_text(), key.read_text()))
+        changed.run("fleet.yml", "router")
+        url, other = f"{changed.plan.url}/health", write_certificate(tmp_path, "other")[0]
+        ours, theirs = (get(url, timeout_s=5, trust=str(c)).status for c in (cert, other))
+        return changed, ours, theirs
+
+    changed, *statuses = served("first")
+    assert (changed.plan.url.partition(":")[0], statuses) == ("https", [200, 0])
+    assert mode(host, layout.TLS_KEY) == f"600 {layout.USER}:{layout.USER}"
+    kept = generation(host, "router")
+    assert [*served("renewed")[1:], generation(host, "router")] == [200, 0, kept]
+    with pytest.raises(PlaybookError, match="its certificate or key was not given"):
+        changed.but(tls=None).run("fleet.yml", "router")
+    fleet.but(spec={**spec, "router": fleet.spec["router"]}).run("fleet.yml", "router")
+    assert get(f"{fleet.plan.url}/health", timeout_s=5).status == 200
+    assert host.must("find", layout.ETC, "-name", "tls-*").split() == []
 
 
 # --- the end ---------------------------------------------------------------------------------

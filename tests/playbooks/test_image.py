@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kvdeploy.adapters.ansible.client import Ansible, Play
-from kvdeploy.adapters.recipe import REACH, images_source
+from kvdeploy.adapters.recipe import REACH
+from kvdeploy.adapters.shipped import images_source
 from kvdeploy.errors import PlaybookError
 from kvdeploy.model import catalog, layout
 from kvdeploy.model.awsfacts import Image

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import ssl
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from kvdeploy.adapters.ansible.client import Ansible, Play
 from kvdeploy.errors import PlaybookError
 from kvdeploy.model.inventory import Inventory
 from kvdeploy.polling import wait_for
+from tests.certificates import write_certificate
 from tests.playbooks import promql
 
 if TYPE_CHECKING:
@@ -49,10 +51,14 @@ EFA_COUNTERS: Final = (
 
 
 class Fleet:
-    """Serves the recorded samples as engines and router would: first the earlier ones."""
+    """Serves the recorded samples as engines and a router with a certificate of its own would:
+    first the earlier ones.
+    """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, folder: Path) -> None:
         self.turn = 1
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(*write_certificate(folder))
         self.servers = {
             name: self._server(address, name) for name in ("prefill", "decode", "router")
         }
@@ -74,6 +80,8 @@ class Fleet:
 
         server = ThreadingHTTPServer((address, 0), Metrics)
         server.daemon_threads = True
+        if name == "router":
+            server.socket = self._tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
 
@@ -160,8 +168,8 @@ for query in json.load(sys.stdin):
 @pytest.fixture(scope="module")
 def bench(labs: Labs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     served = labs("prefill-0", "router-0", hardware={"prefill-0": "p5en", "router-0": "none"})
-    fleet = Fleet(served.lab.gateway)
     folder = tmp_path_factory.mktemp("monitoring")
+    fleet = Fleet(served.lab.gateway, folder)
     playbooks = folder / "playbooks"
     playbooks.mkdir()
     for name in ("ansible.cfg", "roles"):
@@ -173,7 +181,7 @@ def bench(labs: Labs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benc
         "monitoring_cluster": "demo",
         "monitoring_scrape_interval_s": 1,
         "monitoring_ends": {"ttl": 4e9, "capacity-block": 4e9},
-        "monitoring_router": fleet.where("router"),
+        "monitoring_router": f"https://{fleet.where('router')}",
         "monitoring_engines": [
             {"name": f"{r}-0", "role": r, "node": f"{r}-0", "address": fleet.where(r)}
             for r in ("prefill", "decode")

@@ -40,6 +40,7 @@ async def test_the_state_of_engines_pairs_and_queue_is_shown() -> None:
             "prefill-0": {
                 "state": "up",
                 "reason": "",
+                "drained": False,
                 "url": fleet.prefill.describe().url,
                 "requests": 1,
                 "epoch": 0,
@@ -50,6 +51,7 @@ async def test_the_state_of_engines_pairs_and_queue_is_shown() -> None:
             "decode-0": {
                 "state": "up",
                 "reason": "",
+                "drained": False,
                 "url": fleet.decode.describe().url,
                 "requests": 1,
                 "epoch": 0,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -19,7 +21,6 @@ from tests.router.test_process import read_until, run_router, run_to_end, write_
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.loopback, pytest.mark.real_process]
 
@@ -54,6 +55,12 @@ class Crew:
     def pid_of(self, worker: int) -> int:
         workers = psutil.Process(self.process.pid).children()
         return next(w.pid for w in workers if f"--worker {worker} " in " ".join(w.cmdline()))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def fresh() -> aiohttp.ClientSession:
@@ -173,9 +180,12 @@ async def test_a_stop_lets_every_worker_finish_its_streams(tmp_path: Path) -> No
     assert (rest, code) == ([b"".join(CHUNKS[1:])] * 2, 0)
 
 
-async def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+async def test_workers_do_not_outlive_a_killed_parent_and_clear_up_after_it(tmp_path: Path) -> None:
     async with run_fleet() as fleet, run_crew(tmp_path / "r.json", fleet) as crew:
         pids = [crew.pid_of(0), crew.pid_of(1)]
+        words = psutil.Process(pids[0]).cmdline()
+        folder = Path(words[words.index("--folder") + 1])
+        assert folder.is_dir()
         crew.process.kill()
         await crew.process.wait()
         try:
@@ -185,6 +195,7 @@ async def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         finally:
             for pid in filter(is_alive, pids):
                 os.kill(pid, signal.SIGKILL)
+        assert not folder.exists()
 
 
 def is_alive(pid: int) -> bool:
@@ -204,13 +215,73 @@ async def test_a_port_that_others_share_is_taken_all_the_same(tmp_path: Path) ->
     assert f"the router cannot listen on 127.0.0.1:{port}: the port is taken" in lines[-1]
 
 
-async def test_a_router_with_admin_is_one_process(tmp_path: Path) -> None:
-    async with run_fleet() as fleet:
-        config = write_config(tmp_path / "r.json", fleet, workers=2, admin_port=1)
-        code, lines = await run_to_end(config)
+def drained(told: dict[str, Any], engine: str) -> dict[str, bool]:
+    """By worker."""
+    return {n: worker["engines"][engine]["drained"] for n, worker in told["workers"].items()}
 
-    assert (code, len(lines)) == (3, 1)
-    assert "admin_port: /admin speaks of one process, and there are several workers" in lines[0]
+
+async def test_an_operator_is_heard_by_every_worker_and_by_those_that_come_later(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    async with (
+        run_fleet() as fleet,
+        run_crew(tmp_path / "r.json", fleet, admin_port=port) as crew,
+        fresh() as operator,
+    ):
+
+        async def admin(method: str, path: str) -> tuple[int, Any]:
+            url = f"http://127.0.0.1:{port}/admin/{path}"
+            async with operator.request(method, url) as answer:
+                is_json = answer.content_type == "application/json"
+                return answer.status, await answer.json() if is_json else await answer.text()
+
+        status, told = await admin("POST", "engines/decode-0/drain")
+        assert (status, set(told["workers"])) == (200, {"0", "1"})
+        both = {"0": True, "1": True}
+        assert drained((await admin("GET", "state"))[1], "decode-0") == both
+
+        # Who takes another's place holds it back too, from its first request.
+        os.kill(crew.pid_of(1), signal.SIGKILL)
+        await read_until(crew.process, "worker=1 was killed")
+        await read_until(crew.process, "worker=1 listening")
+        assert drained((await admin("GET", "state"))[1], "decode-0") == both
+
+        await admin("POST", "engines/decode-0/undrain")
+        await read_until(crew.process, "every pair is warm in each of 2 workers")
+        none = {"0": False, "1": False}
+        assert drained((await admin("GET", "state"))[1], "decode-0") == none
+
+        status, said = await admin("POST", "engines/decode-7/drain")
+        assert (status, said) == (
+            404,
+            "There is no engine 'decode-7'; there are prefill-0, decode-0.\n",
+        )
+        (tmp_path / "r.json").write_text("{")
+        status, told = await admin("POST", "reload")
+        assert status == 409
+        assert {told["workers"][n]["reloaded"] for n in ("0", "1")} == {False}
+
+
+async def test_a_worker_that_is_gone_is_said_and_hears_of_it_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    async with (
+        run_fleet() as fleet,
+        run_crew(tmp_path / "r.json", fleet, admin_port=port) as crew,
+        fresh() as operator,
+    ):
+        os.kill(crew.pid_of(0), signal.SIGKILL)
+        await read_until(crew.process, "worker=0 was killed")
+        url = f"http://127.0.0.1:{port}/admin/"
+        async with operator.post(f"{url}engines/prefill-0/drain") as answer:
+            told = await answer.json()
+            assert answer.status == 200
+        assert "does not answer" in told["workers"]["0"]["error"]
+        await read_until(crew.process, "worker=0 listening")
+        async with operator.get(f"{url}state") as answer:
+            assert drained(await answer.json(), "prefill-0") == {"0": True, "1": True}
 
 
 def test_workers_divide_what_is_meant_for_all_of_them() -> None:

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import kvdeploy
 from kvdeploy.adapters.ansible.client import Ansible, Play
 from kvdeploy.adapters.ansible.environment import build_environment, search_path
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.ansible.private import (
     LOCK,
     MARKER,
@@ -277,22 +275,3 @@ def test_a_lock_is_taken_before_it_is_seen(own_temp: Path) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert not (private.path / f"{LOCK}.taking").exists()
-
-
-# --- the playbooks ---------------------------------------------------------------------------
-def test_playbooks_are_found_in_a_checkout_and_in_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "site" / "kvdeploy"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(kvdeploy, "__file__", str(package / "__init__.py"))
-    with pytest.raises(ToolError, match="has no playbooks/ beside"):
-        playbooks_source()
-    beside = tmp_path / "site" / "playbooks"
-    beside.mkdir()
-    (beside / "ansible.cfg").touch()
-    assert playbooks_source() == beside
-    within = package / "playbooks"
-    within.mkdir()
-    (within / "ansible.cfg").touch()
-    assert playbooks_source() == within

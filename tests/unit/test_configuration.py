@@ -167,9 +167,15 @@ def check_kind(path: str, value: Any, about: dict[str, Any]) -> None:
 
 
 def test_secrets_are_options_of_roles_and_no_log() -> None:
-    spec = cluster(router={"api_key_file": "keys", "host": "0.0.0.0"}, monitoring={"enabled": True})
+    router = {"api_key_file": "keys", "host": "0.0.0.0"}
+    tls = {"tls_cert_file": "router.crt", "tls_key_file": "router.key"}
+    spec = cluster(router=router | tls, monitoring={"enabled": True})
     names = secret_names(spec)
-    assert names == ("model_token", "router_api_keys", "monitoring_grafana_password")
+    assert names == (
+        *("model_token", "router_api_keys", "router_tls_cert", "router_tls_key"),
+        "monitoring_grafana_password",
+    )
+    assert secret_names(cluster(router=router)) == ("model_token", "router_api_keys")
     told = {o: about for role in ON for o, about in options(role).items()}
     assert {n for n in names if told[n].get("no_log")} == set(names)
     for host in inventory(spec).hosts:
@@ -320,6 +326,6 @@ def test_what_is_watched_and_when_it_ends() -> None:
         "node": "decode-0",
         "address": "10.0.0.2:18100",
     }
-    assert told["monitoring_router"] == "127.0.0.1:8000"
+    assert told["monitoring_router"] == "http://127.0.0.1:8000"
     assert "monitoring_server" not in variables(spec)
     assert variables(cluster())["monitoring_enabled"] is False

@@ -247,6 +247,18 @@ def test_api_keys_lie_in_one_place_on_the_node_and_in_another_for_clients() -> N
     assert plan(cluster()).router_config.api_key_file is None
 
 
+def test_a_certificate_lies_in_one_place_on_the_node_and_in_another_for_clients() -> None:
+    tls = {"tls_cert_file": "router.crt", "tls_key_file": "router.key"}
+    found = plan(cluster(router={"host": "0.0.0.0", "api_key_file": "keys"} | tls))
+    told = found.router_config
+    assert (told.tls_cert_file, told.tls_key_file) == (layout.TLS_CERT, layout.TLS_KEY)
+    assert found.router.ready.trust == layout.TLS_CERT
+    assert found.url == "https://10.0.0.3:8000"
+    kept = found.outputs({}, tls_cert_file="/home/ann/router.crt")
+    assert (kept.trust, kept.router_config.tls_key_file) == ("/home/ann/router.crt", None)
+    assert plan(cluster()).router_config.tls_cert_file is None
+
+
 # --- what cannot be placed -------------------------------------------------------------------
 def test_an_engine_on_several_nodes_is_refused() -> None:
     spec = cluster(fleet=fleet({}, {"tensor_parallel": 16, "nodes_per_instance": 2}))

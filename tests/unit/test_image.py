@@ -13,7 +13,8 @@ import pytest
 from kvdeploy import __version__
 from kvdeploy.adapters.aws.images import os_of
 from kvdeploy.adapters.package import PARTS
-from kvdeploy.adapters.recipe import OWN, digests, images_source, lock_file, probe_file
+from kvdeploy.adapters.recipe import OWN, digests, lock_file, probe_file
+from kvdeploy.adapters.shipped import images_source
 from kvdeploy.errors import CheckError
 from kvdeploy.model import catalog, layout
 from kvdeploy.model.awsfacts import Image

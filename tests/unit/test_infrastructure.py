@@ -246,12 +246,25 @@ def test_variables_for_terraform_in_the_shell_are_refused() -> None:
 
 
 def test_key_files_that_hold_nothing_are_found() -> None:
-    facts = OperatorFacts(terraform=(1, 11), public_key_ok=False, api_key_file_exists=False)
+    facts = OperatorFacts(
+        terraform=(1, 11),
+        public_key_ok=False,
+        api_key_file_exists=False,
+        tls_problem="router.key is not the key of router.crt",
+    )
     wanted = spec(aws={"access": {"public_key_file": "k.pub"}}, router={"api_key_file": "keys"})
     assert told(facts, wanted) == [
         ("public-key-file-missing", "k.pub holds no public key that can be read"),
         ("api-key-file-missing", "keys holds no keys that can be read"),
+        ("tls-unusable", "router.key is not the key of router.crt"),
     ]
+
+
+def test_a_certificate_that_ends_soon_is_a_warning() -> None:
+    facts = OperatorFacts(terraform=(1, 11), tls_days_left=13.94)
+    wanted = spec(router={"tls_cert_file": "router.crt", "tls_key_file": "router.key"})
+    assert told(facts, wanted) == [("tls-ends-soon", "router.crt ends in 13.9 days")]
+    assert told(OperatorFacts(terraform=(1, 11), tls_days_left=14.0), wanted) == []
 
 
 def test_what_nodes_are_worked_on_with_is_asked_for_before_they_are_paid_for() -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kvdeploy import pipeline
-from kvdeploy.adapters.ansible.events import Mute
 from kvdeploy.adapters.ansible.report import PlayReport
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
@@ -22,6 +21,7 @@ from kvdeploy.model.record import Record, StageRecord
 from kvdeploy.model.spec import ClusterSpec
 from kvdeploy.planning.nodes import nodes_of
 from kvdeploy.proc import Command, Outcome
+from kvdeploy.progress import Mute
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.doctor import examine_node
 from kvdeploy.stages.nodefleet import NodeFleetStage
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdeploy.adapters.ansible.client import Play
-    from kvdeploy.adapters.ansible.events import Listener
     from kvdeploy.model.inventory import Host
+    from kvdeploy.progress import Listener
     from kvdeploy.stages.base import Results
 
 CONFIG: Final = {"model_type": "llama", "num_hidden_layers": 4}
@@ -361,7 +361,7 @@ def test_the_fleet_depends_on_keys_but_does_not_hold_them(
     up(Made(spec), crew, memory)
     results: Results = {n: known.result for n, known in memory.record.stages.items()}
     told = NodeFleetStage(crew).inputs(results)
-    assert told["keys"] == hashlib.sha256(b"secret-of-ann").hexdigest()
+    assert told["secrets"] == hashlib.sha256(b"secret-of-ann\n\n").hexdigest()
     assert "secret-of-ann" not in json.dumps(told)
     (tmp_path / "keys").write_text("another\n")
     assert NodeFleetStage(crew).inputs(results) != told
@@ -398,6 +398,26 @@ def test_the_fleet_is_asked_through_the_routers_node(
             "http://127.0.0.1:40002",
         ]
         assert here.router_config.engines[0].side_channel_host == "10.0.0.1"
+
+
+def test_a_fleet_with_a_certificate_is_asked_by_https_and_depends_on_it(
+    fleet: Fleet, memory: Memory, tmp_path: Path
+) -> None:
+    (tmp_path / "router.crt").write_text("a certificate\n")
+    (tmp_path / "router.key").write_text("its key\n")
+    spec = cluster(router={"tls_cert_file": "router.crt", "tls_key_file": "router.key"})
+    crew = crew_of(spec, fleet, tmp_path)
+    assert crew.secrets()["router_tls_key"] == "its key\n"
+    stage = with_fleet(Made(spec), crew, memory)
+    known = stage.planned.plan.outputs({}, tls_cert_file=str(crew.tls_cert_file))
+    with stage.reach(known) as here:
+        assert (here.url, here.trust) == ("https://127.0.0.1:40000", str(tmp_path / "router.crt"))
+        assert here.router_config.engines[0].url == "http://127.0.0.1:40001"
+    results: Results = {n: done.result for n, done in memory.record.stages.items()}
+    told = stage.inputs(results)
+    (tmp_path / "router.crt").write_text("a renewed one\n")
+    assert stage.inputs(results)["secrets"] != told["secrets"]
+    assert "its key" not in json.dumps(told)
 
 
 # --- units -----------------------------------------------------------------------------------

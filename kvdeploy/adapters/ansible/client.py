@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.environment import build_environment, search_path
-from kvdeploy.adapters.ansible.events import Heard, Listener, Mute
+from kvdeploy.adapters.ansible.events import Heard
 from kvdeploy.adapters.ansible.failures import explain, timed_out
 from kvdeploy.adapters.ansible.inventory import (
     as_data,
@@ -23,12 +23,13 @@ from kvdeploy.adapters.ansible.inventory import (
     render_inventory,
 )
 from kvdeploy.adapters.ansible.mask import Mask
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.ansible.private import clear_abandoned, private_folder
 from kvdeploy.adapters.ansible.ssh import CONNECT_S, bastion_argv, check_tools
 from kvdeploy.adapters.ansible.unreachable import hint_of, words_of
+from kvdeploy.adapters.shipped import playbooks_source
 from kvdeploy.errors import CheckError, ToolError, UnreachableError
 from kvdeploy.proc import Command, LocalRunner
+from kvdeploy.progress import Listener, Mute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

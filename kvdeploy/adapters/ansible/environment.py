@@ -11,7 +11,6 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvdeploy.adapters.ansible.playbooks import CONFIG
 from kvdeploy.adapters.ansible.private import MARKER
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def build_environment(
         "PATH": search_path(caller),
         "LC_ALL": "C.UTF-8" if sys.platform == "linux" else "en_US.UTF-8",
         MARKER: str(private.path),
-        "ANSIBLE_CONFIG": str(playbooks / CONFIG),
+        "ANSIBLE_CONFIG": str(playbooks / "ansible.cfg"),
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
         "ANSIBLE_HOME": str(private.ansible),
         "ANSIBLE_LOCAL_TEMP": str(private.ansible / "tmp"),

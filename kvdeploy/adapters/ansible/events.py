@@ -8,7 +8,7 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.report import HostReport, PlayReport
 from kvdeploy.adapters.ansible.results import message_of
@@ -19,28 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvdeploy.adapters.ansible.mask import Mask
+    from kvdeploy.progress import Listener
 
 CHANGED, SAME, BAD = "~", "=", "!"
 COUNTS: Final = ("ok", "changed", "skipped", "failures", "dark", "rescued", "ignored")
 """Ansible's own words in its count at the end; dark: not reachable."""
 
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-
-class Listener(Protocol):
-    """The line of progress of whoever runs Ansible."""
-
-    def update(self, detail: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-class Mute:
-    """Listens to nothing."""
-
-    def update(self, detail: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

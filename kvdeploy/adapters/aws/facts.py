@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdeploy.adapters.aws.session import Aws
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 Questions = dict[str, "Callable[[], dict[str, Any]]"]
 """What is asked, in words -> how: its answer is fields of AwsFacts."""

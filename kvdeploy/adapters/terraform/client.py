@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from python_terraform import IsFlagged
 from python_terraform import Terraform as ArgvBuilder
 
-from kvdeploy.adapters.terraform.events import Heard, Listener, Mute
+from kvdeploy.adapters.terraform.events import Heard
 from kvdeploy.adapters.terraform.failures import explain
 from kvdeploy.adapters.terraform.shown import read_plan, read_state
 from kvdeploy.errors import TerraformError, ToolError
 from kvdeploy.model.outputs import leading_numbers
 from kvdeploy.proc import Command
+from kvdeploy.progress import Listener, Mute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

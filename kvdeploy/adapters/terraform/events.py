@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.model.infra import Action, ResourceChange, ResourceDone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kvdeploy.progress import Listener
 
 SIGNS: Final = {"create": "+", "update": "~", "delete": "-", "import": "=", "read": "?"}
 PLANNED: Final = {
@@ -27,22 +29,6 @@ QUIET: Final = frozenset({"read"})
 """Actions that change nothing, so that nobody needs to see each."""
 INWARD: Final = frozenset({"terraform_data"})
 """Types that are nothing outside Terraform's state."""
-
-
-class Listener(Protocol):
-    """The line of progress of whoever runs Terraform."""
-
-    def update(self, detail: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-class Mute:
-    """Listens to nothing."""
-
-    def update(self, detail: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,34 +6,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import kvdeploy
+from kvdeploy.adapters.shipped import infra_source
 from kvdeploy.adapters.store import write_text
-from kvdeploy.errors import ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 BACKEND: Final = "backend.tf.json"
 IMPORTS: Final = "imports.tf.json"
 VARIABLES: Final = "kvdeploy.tfvars.json"
 LOCK: Final = ".terraform.lock.hcl"
-
-
-def infra_source() -> Path:
-    """The folder infra/: within an installed package, else beside it in a checkout.
-
-    Raises:
-        ToolError: neither is there.
-    """
-    package = Path(kvdeploy.__file__).parent
-    for place in (package / "infra", package.parent / "infra"):
-        if (place / "main.tf").exists():
-            return place
-    msg = f"this installation of kvdeploy has no infra/ beside {package}"
-    raise ToolError(msg, hint="Install it again: pip install --force-reinstall kvdeploy")
 
 
 class WorkDir:

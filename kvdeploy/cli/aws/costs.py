@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.model.awsfacts import AwsFacts
+    from kvdeploy.model.awsspec import AwsSpec
     from kvdeploy.model.infra import Node, NodeSeen
     from kvdeploy.model.prices import Price
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 
 def price(spec: ClusterSpec, nodes: Sequence[Node], facts: AwsFacts | None) -> Cost:

@@ -51,7 +51,7 @@ def observed(store: Store) -> dict[str, Any]:
         pairs: dict[str, str] = {}
         try:
             with units.reach() as here:
-                ready = http.get(f"{here.url}/ready", timeout_s=5)
+                ready = http.get(f"{here.url}/ready", timeout_s=5, trust=here.trust)
             pairs = ready.body.get("pairs", {}) if isinstance(ready.body, dict) else {}
         except UnreachableError:
             pass  # its own line says so

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvdeploy.adapters.ansible.client import Ansible
-from kvdeploy.adapters.ansible.playbooks import playbooks_source
 from kvdeploy.adapters.ansible.ssh import check_tools, known_as
 from kvdeploy.adapters.aws import builders, imaging
 from kvdeploy.adapters.aws.facts import locked_versions
 from kvdeploy.adapters.aws.prices import prices_of
-from kvdeploy.adapters.recipe import digests, images_source
+from kvdeploy.adapters.recipe import digests
+from kvdeploy.adapters.shipped import images_source, playbooks_source
 from kvdeploy.adapters.sshkeys import forget_key, make_key
 from kvdeploy.adapters.store import write_text
 from kvdeploy.cli.aws.site import ask, identity_if_readable

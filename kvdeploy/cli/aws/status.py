@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
-    from kvdeploy.model.spec import AwsSpec, ClusterSpec
+    from kvdeploy.model.awsspec import AwsSpec
+    from kvdeploy.model.spec import ClusterSpec
 
 COLOURS = {
     "running": "green",
