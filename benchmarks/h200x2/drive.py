@@ -213,7 +213,7 @@ class Call:
         say(f"cold: start {jobs[0].round} of {self.shape.cold_starts}")
         clusters = [self.host.clusters[job.arm.engines] for job in jobs]
         with ThreadPoolExecutor(len(jobs)) as pool:
-            list(pool.map(lambda cluster: cluster.renew(Said()), clusters))
+            list(pool.map(lambda cluster: self.host.renew(cluster, Said()), clusters))
         for job, cluster in zip(jobs, clusters, strict=True):
             run = self._run(cluster, job, lambda: None)
             if run is not None:

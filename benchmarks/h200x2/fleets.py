@@ -210,6 +210,15 @@ class Host:
         if failed:
             raise UpError("; ".join(failed))
 
+    def renew(self, cluster: Cluster, step: Step) -> None:
+        """Its decode anew. A vllm-router before it as well: one that runs shuns for a minute what
+        it has seen go.
+        """
+        cluster.renew(step)
+        if cluster.front:
+            self._routers.stop()
+            self._face(cluster)
+
     def _face(self, cluster: Cluster) -> None:
         """Put vllm-router before a stock set-up."""
         if not (cluster.arm.stock and self._options.vllm_router):

@@ -160,9 +160,6 @@ class FakeCluster:
     def tell(self, router: dict[str, object]) -> None:
         self.told.append(dict(router))
 
-    def renew(self, _step: object) -> None:
-        self.renewed += 1
-
     def run(self, *_argv: str) -> SimpleNamespace:
         return SimpleNamespace(returncode=0, stdout="PROVEN\n", stderr="")
 
@@ -174,6 +171,10 @@ class FakeHost:
         self._site, self._broken = site, broken
         self.clusters: dict[str, FakeCluster] = {}
         self.start_s: list[float] = []
+
+    @staticmethod
+    def renew(cluster: FakeCluster, _step: object) -> None:
+        cluster.renewed += 1
 
     def bring(self, arms: tuple[Arm, ...]) -> None:
         names = {arm.engines for arm in arms} - {self._broken}
