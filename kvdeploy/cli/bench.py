@@ -243,8 +243,9 @@ def _find_ground(app: App, store: Store, up: Up, runner: Runner, run: RunLog) ->
     if up.spec.target == "local":
         return LocalGround(app, store, up, runner)
     from kvdeploy.cli.aws.bench import NodeGround
+    from kvdeploy.cli.aws.crew import crew_of
 
-    return NodeGround(app, store, up, runner, run)
+    return NodeGround(app, store, up, lambda spec: crew_of(spec, store, run.path, runner))
 
 
 def conclude(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kvdeploy import pipeline
 from kvdeploy.adapters import http
 from kvdeploy.adapters.recipe import lock_file
-from kvdeploy.cli.aws.crew import crew_of
 from kvdeploy.errors import CheckError, FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import FleetOutputs
@@ -20,13 +19,13 @@ from kvdeploy.stages.proof import ProofStage
 from kvdeploy.stages.units import units_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from kvdeploy.adapters.store import RunLog, Store
+    from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.benching import Up
     from kvdeploy.model.spec import ClusterSpec
-    from kvdeploy.proc import Runner
     from kvdeploy.stages.base import Results, Step
     from kvdeploy.stages.nodes import Crew
 
@@ -37,9 +36,11 @@ WAYS: Final = 9
 
 
 class NodeGround:
-    def __init__(self, app: App, store: Store, up: Up, runner: Runner, run: RunLog) -> None:
+    def __init__(
+        self, app: App, store: Store, up: Up, crew_for: Callable[[ClusterSpec], Crew]
+    ) -> None:
         """Raises CheckError when the record does not tell of nodes."""
-        self._app, self._store, self._up, self._runner, self._run = app, store, up, runner, run
+        self._app, self._store, self._up, self._crew_for = app, store, up, crew_for
         self._record = up.record
         missing = [name for name in LEFT_ALONE if name not in up.record.stages]
         if missing:
@@ -76,7 +77,7 @@ class NodeGround:
         return self._fleet.reach(fleet)
 
     def renew(self, fleet: FleetOutputs, here: FleetOutputs, step: Step) -> None:
-        units = units_of(self._record, self._crew(self._up.spec))
+        units = units_of(self._record, self._crew_for(self._up.spec))
         if units is None:  # pragma: no cover  # there were nodes when it began
             msg = "there are no nodes any more"
             raise FleetError(msg)
@@ -84,7 +85,7 @@ class NodeGround:
         units.renew(names, here, step, timeout_s=self._up.spec.runtime.start_timeout_s)
 
     def describe(self) -> dict[str, Any]:
-        up, crew = self._up, self._crew(self._up.spec)
+        up, crew = self._up, self._crew_for(self._up.spec)
         lock = lock_file(f"{crew.device}.txt").read_text(encoding="utf-8")
         runtime = node_runtime(crew.device, lock, up.spec.runtime.env)
         made = ProvisionOutputs.model_validate(self._given["provision"])
@@ -103,9 +104,6 @@ class NodeGround:
         )
 
     def _stage(self, spec: ClusterSpec) -> NodeFleetStage:
-        stage = NodeFleetStage(self._crew(spec))
+        stage = NodeFleetStage(self._crew_for(spec))
         stage.inputs(self._given)  # places everything
         return stage
-
-    def _crew(self, spec: ClusterSpec) -> Crew:
-        return crew_of(spec, self._store, self._run.path, self._runner)
