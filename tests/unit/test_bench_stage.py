@@ -253,6 +253,21 @@ def test_a_run_ends_when_its_time_is_over(site: Site) -> None:
     assert run.good
 
 
+def test_every_run_is_told_of_when_it_is_over(site: Site) -> None:
+    seen: list[int] = []
+    bench = Bench(
+        vocabulary=32_000,
+        seed=0,
+        mark="m",
+        pace=Pace(requests=2, seconds=30),
+        runs=4,
+        still_s=0,
+        on_run=lambda: seen.append(len(bench.runs)),
+    )
+    bench.measure(site.outputs(), planned("push", "aggregated"), Told())
+    assert seen == [1, 2, 3, 4]
+
+
 # --- cold pairs ------------------------------------------------------------------------------
 def test_a_cold_pair_is_asked_once_after_its_engines_were_asked_alone(site: Site) -> None:
     started: list[int] = []
