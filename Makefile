@@ -9,7 +9,7 @@ KV     := $(BIN)/kvdeploy
 ANSIBLE := PATH="$(abspath $(BIN)):$$PATH" ANSIBLE_HOME=$(abspath $(VENV))/ansible
 
 .PHONY: demo test check lint types unit infra scan hosts hosts-base molecule e2e rehearsed rehearsal \
-  bench bench-aws bench-faults bench-nodes bench-rehearsal bench-router clean
+  bench bench-aws bench-faults bench-h200x2 bench-nodes bench-rehearsal bench-router clean
 
 demo: $(VENV)/.installed
 	$(KV) doctor
@@ -84,6 +84,10 @@ bench-aws: $(VENV)/.developing
 # Real engines, as root each in a network namespace of its own; --only ROW for a part of it.
 bench-faults: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.router_faults
+
+# On a host with one or two GPUs; H200X2='--small --folder DIR' shows on CPUs that it runs.
+bench-h200x2: $(VENV)/.developing
+	$(BIN)/python -m benchmarks.h200x2 $(H200X2)
 
 bench-nodes: $(VENV)/.developing
 	$(BIN)/python -m benchmarks.nodes

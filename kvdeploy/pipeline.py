@@ -40,7 +40,7 @@ def up(
     progress: Progress,
     again_from: str | None = None,
     until: str | None = None,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
+    given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Ran:
     """Bring every stage to its wanted state.
 
@@ -56,9 +56,9 @@ def up(
         progress: told of every stage that has something to do.
         again_from: this stage and all after it are done although they hold.
         until: the last stage to look at.
-        known: results of stages before the first, which are not looked at.
+        given: results of earlier stages, which are not looked at.
     """
-    results: Results = dict(known or {})
+    results: Results = dict(given or {})
     done = []
     again = False
     for stage in stages:

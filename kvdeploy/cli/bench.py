@@ -9,6 +9,7 @@ import click
 
 from kvdeploy.adapters.store import write_text
 from kvdeploy.cli.app import COMMANDS, App
+from kvdeploy.cli.bench_local import LocalGround
 from kvdeploy.cli.benching import Benching, require_fleet
 from kvdeploy.cli.common import file_option, find, name_option, recorded
 from kvdeploy.cli.tables import show
@@ -22,8 +23,12 @@ from kvdeploy.stages.bench import Pace
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvdeploy.adapters.store import RunLog, Store
+    from kvdeploy.cli.benching import Ground, Up
+    from kvdeploy.model.outputs import Device
     from kvdeploy.model.routing import Mode
     from kvdeploy.planning.bench.assertions import Threshold
+    from kvdeploy.proc import Runner
 
 USUAL: Final = ("unique", "shared", "repeat", "turns")
 QUICK: Final = ("unique", "shared")
@@ -169,13 +174,20 @@ def _measure(
 ) -> None:
     store = find(app, file, cluster)
     up = require_fleet(store)
-    connector, device = up.spec.connector.mode, up.runtime.device
+    connector = up.spec.connector.mode
+    device: Device = "cpu" if _is_on_cpu(up) else "cuda"
     modes = modes or matrix.default_modes(connector, restart=restart)
     if not restart and (other := matrix.needs_restart(modes, connector)):
         msg = (
             f"{' and '.join(other)} cannot be served by engines with the {connector} connector, "
             f"which do {', '.join(SERVED[connector])}. With --restart engines are started anew for "
             "it, and the cluster's own again afterwards: what they serve meanwhile is cut."
+        )
+        raise click.UsageError(msg)
+    if "cold" in scenarios and not restart:
+        msg = (
+            "cold pairs take decode engines that are started anew for each sample: that takes "
+            "--restart, and what they serve meanwhile is cut."
         )
         raise click.UsageError(msg)
     wishes = matrix.Wishes(
@@ -204,8 +216,14 @@ def _measure(
             _write(app.root / html_file, page.render(report))
 
     with recorded(app, store, "bench") as (run, runner):
-        benching = Benching(app, store, up, runner, run, prove=not unproven)
-        app.ui.say(f"{count} runs: {', '.join(modes)}; {len(cells)} cells, {rounds} rounds")
+        ground = _find_ground(app, store, up, runner, run)
+        benching = Benching(app, store, up, ground, run, prove=not unproven)
+        minutes = count * (seconds + OVERHEAD_S) / 60
+        more = ", and what engines take to start" if restart else ""
+        app.ui.say(
+            f"{count} runs: {', '.join(modes)}; {len(cells)} cells, {rounds} rounds: "
+            f"{minutes:.0f} min at most{more}"
+        )
         pace = Pace(requests=requests, seconds=seconds)
         report = benching.measure(modes, blocks, pace, seed=seed, rounds=rounds, keep=write)
     if json_file == STDOUT:
@@ -213,6 +231,21 @@ def _measure(
     else:
         _show(report)
     conclude(app, report, thresholds, benching.kept)
+
+
+def _is_on_cpu(up: Up) -> bool:
+    if "runtime" in up.record.stages:  # local: it was looked at
+        return bool(up.record.stages["runtime"].result["device"] == "cpu")
+    return up.spec.runtime.device == "cpu"
+
+
+def _find_ground(app: App, store: Store, up: Up, runner: Runner, run: RunLog) -> Ground:
+    if up.spec.target == "local":
+        return LocalGround(app, store, up, runner)
+    from kvdeploy.cli.aws.bench import NodeGround
+    from kvdeploy.cli.aws.crew import crew_of
+
+    return NodeGround(app, store, up, lambda spec: crew_of(spec, store, run.path, runner))
 
 
 def conclude(

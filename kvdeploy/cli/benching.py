@@ -5,24 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvdeploy import pipeline
-from kvdeploy.adapters.local.processes import Processes
-from kvdeploy.cli.common import Loaded
-from kvdeploy.cli.up import local_stages
 from kvdeploy.errors import CheckError, FleetError, KvdeployError, SmokeError
 from kvdeploy.model.bench import BenchReport
-from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, RuntimeOutputs
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.model.reports import SmokeReport
-from kvdeploy.planning.bench import matrix
+from kvdeploy.planning.bench.notes import find_notes
 from kvdeploy.planning.sizing import find_vocabulary
 from kvdeploy.stages.bench import Bench, Pace
-from kvdeploy.stages.bench_environment import describe
-from kvdeploy.stages.fleet import LocalFleetStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from kvdeploy.adapters.store import RunLog, Store
@@ -31,11 +26,7 @@ if TYPE_CHECKING:
     from kvdeploy.model.routing import Connector, Mode
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.planning.bench.matrix import Planned
-    from kvdeploy.proc import Runner
-
-CPU_NOTE: Final = (
-    "engines ran on CPUs: these figures say nothing about GPUs, only that the bench works"
-)
+    from kvdeploy.stages.base import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,22 +35,48 @@ class Up:
 
     record: Record
     spec: ClusterSpec
-    runtime: RuntimeOutputs
     model: ModelOutputs
     fleet: FleetOutputs
     vocabulary: int
     """Tokens that the model knows."""
 
+    @property
+    def was_proven(self) -> bool:
+        proof = self.record.stages.get("proof")
+        return proof is not None and SmokeReport.model_validate(proof.result).proven
+
+
+class Ground(Protocol):
+    """Where the fleet is: on this machine, or on nodes."""
+
+    def is_whole(self) -> bool:
+        """Whether everything runs, and every pair is warm."""
+
+    def holds(self) -> bool:
+        """Whether no engine was started anew since the fleet was brought up."""
+
+    def bring(self, spec: ClusterSpec, *, prove: bool) -> FleetOutputs:
+        """The cluster as `spec` says, which may be what it is already."""
+
+    def reach(self, fleet: FleetOutputs) -> AbstractContextManager[FleetOutputs]:
+        """It, as it can be asked from here."""
+
+    def renew(self, fleet: FleetOutputs, here: FleetOutputs, step: Step) -> None:
+        """Start its decode engines anew, and wait until the router has them again."""
+
+    def describe(self) -> dict[str, Any]:
+        """What is measured."""
+
+    def notes(self, here: FleetOutputs) -> tuple[str, ...]:
+        """What a reader has to know of figures that are measured here."""
+
 
 def require_fleet(store: Store) -> Up:
     """Raises FleetError when nothing is up, CheckError where a bench cannot be made."""
     record = store.read()
-    if record.spec is None or "fleet" not in record.stages:
+    if record.spec is None or not {"model", "fleet"} <= record.stages.keys():
         msg = f"cluster {store.cluster!r} is not up: there is nothing to measure"
         raise FleetError(msg, hint="Run 'kvdeploy up' first.")
-    if record.spec.target != "local":
-        msg = f"bench measures fleets on this machine so far, and {store.cluster!r} is on aws"
-        raise CheckError(msg, hint="Run it on a machine with GPUs of its own, with target: local.")
     model = ModelOutputs.model_validate(record.stages["model"].result)
     try:
         vocabulary = find_vocabulary(model.config)
@@ -69,7 +86,6 @@ def require_fleet(store: Store) -> Up:
     return Up(
         record=record,
         spec=record.spec,
-        runtime=RuntimeOutputs.model_validate(record.stages["runtime"].result),
         model=model,
         vocabulary=vocabulary,
         fleet=FleetOutputs.model_validate(record.stages["fleet"].result),
@@ -80,26 +96,20 @@ class Benching:
     """One bench of one cluster, which is held meanwhile."""
 
     def __init__(
-        self, app: App, store: Store, up: Up, runner: Runner, run: RunLog, *, prove: bool
+        self, app: App, store: Store, up: Up, ground: Ground, run: RunLog, *, prove: bool
     ) -> None:
         """Raises FleetError when the fleet is not whole, SmokeError when it should be proven and
         is not.
         """
         self._app, self._store, self._up = app, store, up
-        self._runner, self._run, self._prove = runner, run, prove
-        self._processes = Processes(store.processes)
-        self._record = up.record
+        self._ground, self._run, self._prove = ground, run, prove
+        self._notes: tuple[str, ...] = ()
         self.kept: Path | None = None
         """Where the report is."""
-        stage = LocalFleetStage(
-            up.spec, self._processes, root=store.root, config_path=store.router_config
-        )
-        if not stage.is_whole(up.fleet):
+        if not ground.is_whole():
             msg = f"cluster {store.cluster!r} is not whole: 'kvdeploy status' shows what is missing"
             raise FleetError(msg, hint="'kvdeploy up' repairs it.")
-        proof = up.record.stages.get("proof")
-        proven = proof is not None and SmokeReport.model_validate(proof.result).proven
-        if prove and not (proven and stage.holds(up.record.stages["fleet"].result)):
+        if prove and not (up.was_proven and ground.holds()):
             msg = f"cluster {store.cluster!r} was not proven to push since its engines were started"
             hint = "'kvdeploy up' or 'kvdeploy smoke' shows why; or measure it with --unproven."
             raise SmokeError(msg, hint=hint)
@@ -117,77 +127,94 @@ class Benching:
         """Make all runs. What was measured is kept, also when it is interrupted; then the cluster
         has its own fleet again.
         """
-        bench = Bench(
-            vocabulary=self._up.vocabulary,
-            seed=seed,
-            mark=str(time.time_ns()),
-            pace=pace,
-            runs=sum(len(planned) for _, planned in blocks),
-        )
         began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        up = self._up
-        environment = describe(up.spec, up.runtime, up.model, up.fleet, self._runner)
+        environment = self._ground.describe()
         options = {
             "seed": seed,
             "rounds": rounds,
             "requests": pace.requests,
             "seconds": pace.seconds,
         }
-        notes = (*((CPU_NOTE,) if up.runtime.device == "cpu" else ()), matrix.COLD)
-        try:
-            for connector, planned in blocks:
-                self._measure_block(bench, connector, planned)
-        finally:
+        total = sum(len(planned) for _, planned in blocks)
+
+        def tell() -> BenchReport:
+            """As far as it has come."""
             report = BenchReport(
                 cluster=self._store.cluster,
-                target=up.spec.target,
+                target=self._up.spec.kind,
                 started_at=started_at,
                 seconds=round(time.monotonic() - began, 1),
                 modes=modes,
                 runs=tuple(bench.runs),
                 environment=environment,
                 options=options,
-                notes=notes,
+                notes=self._notes,
                 failed=bench.failed,
             )
-            self.kept = self._run.report("bench", report.model_dump(mode="json"))
+            noted = (*find_notes(report, planned=total), *report.notes)
+            return report.model_copy(update={"notes": noted})
+
+        def save() -> None:
+            self.kept = self._run.report("bench", tell().model_dump(mode="json"))
+
+        bench = Bench(
+            vocabulary=self._up.vocabulary,
+            seed=seed,
+            mark=str(time.time_ns()),
+            pace=pace,
+            runs=total,
+            on_run=save,
+        )
+        try:
+            for connector, planned in blocks:
+                self._measure_block(bench, connector, planned)
+        finally:
+            save()
+            report = tell()
             self._app.ui.say(f"{len(bench.runs)} runs, every sample: {self.kept}")
             try:
                 keep(report)
             finally:
-                self._bring(up.spec)
+                self._ground.bring(self._up.spec, prove=self._prove)
         return report
 
     def _measure_block(
         self, bench: Bench, connector: Connector, planned: Sequence[Planned]
     ) -> None:
+        """Cold pairs apart: for them alone the router leaves pairs cold."""
+        for cold in (False, True):
+            part = [p for p in planned if (p.cell.scenario == "cold") == cold]
+            if part:
+                self._measure_part(bench, connector, part, cold=cold)
+
+    def _measure_part(
+        self, bench: Bench, connector: Connector, planned: Sequence[Planned], *, cold: bool
+    ) -> None:
         modes = tuple(dict.fromkeys(p.mode for p in planned))
+        ground = self._ground
         try:
-            fleet = self._bring(_for_bench(self._up.spec, connector))
-            with self._app.ui.step(f"measure {', '.join(modes)}") as step:
-                bench.measure(fleet, planned, step)
+            spec = _for_bench(self._up.spec, connector, warm_pairs=not cold)
+            fleet = ground.bring(spec, prove=self._prove)
+            with (
+                ground.reach(fleet) as here,
+                self._app.ui.step(f"measure {', '.join(modes)}") as step,
+            ):
+                self._notes = ground.notes(here)
+                bench.measure(here, planned, step, lambda: ground.renew(fleet, here, step))
         except KvdeployError as e:
             for mode in modes:
                 bench.fail(mode, e.message)
 
-    def _bring(self, spec: ClusterSpec) -> FleetOutputs:
-        """The cluster as `spec` says, which may be what it is already."""
-        loaded = Loaded(spec=spec, source="bench", root=self._store.root)
-        stages = local_stages(loaded, self._processes, self._store, self._runner)
-        ran = pipeline.up(
-            stages if self._prove else stages[:-1],
-            self._record.model_copy(update={"spec": spec}),
-            store=self._store,
-            progress=self._app.ui,
-        )
-        self._record = ran.record
-        self._store.write(self._record)
-        return FleetOutputs.model_validate(ran.record.stages["fleet"].result)
 
-
-def _for_bench(spec: ClusterSpec, connector: Connector) -> ClusterSpec:
+def _for_bench(spec: ClusterSpec, connector: Connector, *, warm_pairs: bool) -> ClusterSpec:
     """The cluster with this connector, and a router that serves each request as it is asked."""
-    router = {"mode": "auto", "mode_header": True, "aggregate_below_tokens": 0}
+    router = {
+        "mode": "auto",
+        "mode_header": True,
+        "aggregate_below_tokens": 0,
+        "pair_header": True,
+        "warm_pairs": warm_pairs,
+    }
     return spec.model_copy(
         update={
             "connector": spec.connector.model_copy(update={"mode": connector}),

@@ -87,7 +87,7 @@ class Restarting:
             name: stage.result for name, stage in self._record.stages.items()
         }
         ran = pipeline.up(
-            self._stages(spec), self._record, store=self._store, progress=self._app.ui, known=known
+            self._stages(spec), self._record, store=self._store, progress=self._app.ui, given=known
         )
         self._record = ran.record
         return self._reached(FleetOutputs.model_validate(ran.record.stages["fleet"].result))

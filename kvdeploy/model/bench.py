@@ -18,6 +18,7 @@ SCENARIOS: Final = {
     "turns": "conversations: each prompt is the last one, its answer, and more",
     "fragmented": "unique, after requests of many lengths have scattered decode's free blocks",
     "long": "unique, as long as the model takes, one at a time",
+    "cold": "unique, the first between two engines that never met: decode is started for each",
 }
 SCHEMA: Final = 1
 
@@ -65,6 +66,25 @@ class Moved(Stored):
     """Transfers and notifications that failed, and leases that ran out."""
     prompt_tokens: dict[str, dict[str, int]] = Field(default_factory=dict)
     """By engine, and by where their KV came from."""
+
+    def __add__(self, other: Moved) -> Moved:
+        mine, theirs = self.prompt_tokens, other.prompt_tokens
+        return Moved(
+            kv_bytes=self.kv_bytes + other.kv_bytes,
+            transfers=self.transfers + other.transfers,
+            descriptors=self.descriptors + other.descriptors,
+            transfer_s=self.transfer_s + other.transfer_s,
+            post_s=self.post_s + other.post_s,
+            failed=self.failed + other.failed,
+            prompt_tokens={
+                name: _sum(mine.get(name, {}), theirs.get(name, {}))
+                for name in sorted(mine.keys() | theirs.keys())
+            },
+        )
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {k: one.get(k, 0) + other.get(k, 0) for k in sorted(one.keys() | other.keys())}
 
 
 class Run(Stored):

@@ -142,6 +142,11 @@ class RouterSpec(Frozen):
         doc="let X-Kvdeploy-Pair: PREFILL/DECODE choose the pair; smoke needs it",
         change=Change.RELOAD,
     )
+    warm_pairs: bool = knob(
+        default=True,
+        doc="false: a pair's first request is a client's; only to measure what warming saves",
+        change=Change.RELOAD,
+    )
 
     @property
     def tls_files(self) -> tuple[str, str] | None:

@@ -116,6 +116,8 @@ class RouterConfig(Stored):
     """The certificate's chain and its key, as PEM; both or none."""
     tls_key_file: str | None = None
     pair_header: bool = True
+    warm_pairs: bool = True
+    """False leaves pairs cold whose prefill is known already: their first request warms them."""
     health_interval_s: float = 1.0
     """Between two looks at an engine."""
     metrics_interval_s: float = 1.0

@@ -96,6 +96,13 @@ class ConnectorSpec(Frozen):
     block_size: Literal[16, 32, 64, 128, 256] = knob(
         128, doc="tokens a KV block; 16 32 64 128 256", change=Change.RESTART
     )
+    threads: int | None = knob(
+        None,
+        doc="threads that NIXL posts transfers with on UCX; default: vLLM's own number, 4",
+        change=Change.RESTART,
+        ge=1,
+        le=64,
+    )
     lease_s: float = knob(
         120.0,
         doc="seconds prefill keeps finished blocks for decode",

@@ -182,6 +182,8 @@ def _connector(
     extra: dict[str, Any] = {"kv_lease_duration": spec.connector.lease_s}
     if backend is not None:
         extra["backends"] = [backend]
+    if spec.connector.threads is not None:
+        extra["num_threads"] = spec.connector.threads
     return {
         "kv_connector": CONNECTORS[spec.connector.mode],
         "kv_role": "kv_producer" if slot.role == "prefill" else "kv_consumer",
@@ -279,6 +281,7 @@ def build_router_config(
         tls_cert_file=tls[0] if tls else None,
         tls_key_file=tls[1] if tls else None,
         pair_header=spec.router.pair_header,
+        warm_pairs=spec.router.warm_pairs,
         # One token more than a block: the smallest warm-up that moves a whole block and a tail.
         warmup_tokens=min(spec.connector.block_size + 1, spec.model.max_length - 2),
     )

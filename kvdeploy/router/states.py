@@ -90,6 +90,11 @@ class EngineState:
     def ranks(self) -> tuple[int | None, ...]:
         return tuple(range(self.engine.dp_size)) if self.engine.dp_size > 1 else (None,)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a prefill has told how decodes reach each of its ranks."""
+        return self.identities.keys() >= set(self.ranks)
+
     def next_rank(self) -> int | None:
         self._turn += 1
         return self.ranks[(self._turn - 1) % len(self.ranks)]

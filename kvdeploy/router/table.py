@@ -54,6 +54,7 @@ class Table:
 
     def reload(self, config: RouterConfig) -> None:
         """Engines that are described as before stay as they are, their pairs warm."""
+        were_left_cold = not self.config.warm_pairs
         gone, self.config = self.engines, config
         self.engines = {
             engine.name: known
@@ -71,6 +72,9 @@ class Table:
             known_pair = old.get(pair.name)
             if known_pair and known_pair.is_of(pair.prefill, pair.decode):
                 pair = known_pair
+            if were_left_cold and config.warm_pairs:
+                pair.warmed = None
+                pair.decode.wake.set()
             self.pairs[pair.name] = pair
             for name in names:
                 self._of[name].append(pair)

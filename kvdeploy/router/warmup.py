@@ -87,6 +87,11 @@ class Warmer:
 
     async def warm(self, pair: Pair) -> None:
         epochs = pair.epochs
+        if not self._table.config.warm_pairs and pair.prefill.is_known:
+            pair.warmed, pair.failures, pair.reason = epochs, 0, ""
+            log.info("left cold pair=%s", pair.name)
+            self._table.show(pair)
+            return
         try:
             for prefill_rank in pair.prefill.ranks:
                 for decode_rank in pair.decode.ranks:

@@ -102,6 +102,19 @@ class LocalFleetStage:
             raise
         return plan.model_copy(update={"generations": self._generations(plan)}).model_dump()
 
+    def renew(self, fleet: FleetOutputs, role: str, step: Step) -> None:
+        """Start every engine of a role anew, and wait until the router has it again.
+
+        Raises:
+            FleetError: one does not come back.
+        """
+        for spec in fleet.engines:
+            if spec.role == role:
+                step.update(f"starting {spec.name} anew")
+                self._processes.start(spec)
+        self.wait_ready((*fleet.engines, fleet.router), step)
+        self._wait_pairs(fleet, step)
+
     def _plan(self, results: Results) -> FleetOutputs:
         spec = self._spec
         runtime = RuntimeOutputs.model_validate(results["runtime"])
@@ -145,6 +158,7 @@ class LocalFleetStage:
         gpus = launch.divide_gpus(slots)
         known = {slot.name: self._kept_ports(slot) for slot in slots}
         taken = {p for ports in known.values() for p in ports or ()} | self._spec.router.ports
+        taken |= self._processes.ports_of_others()
         places = []
         for i, slot in enumerate(slots):
             ports = known[slot.name]

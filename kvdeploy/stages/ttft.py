@@ -72,7 +72,7 @@ class Ttft:
             mark=self._smoke.nonce,
             pace=PACE,
             runs=2 * ttft.ROUNDS,
-            headers={"X-Kvdeploy-Pair": pair},
+            pair=pair,
         )
         with self._ledger.timed():
             self._measure(bench, "push", cell, 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvdeploy.adapters.ansible.client import Play
 from kvdeploy.errors import FleetError
 from kvdeploy.model.infra import ProvisionOutputs
 from kvdeploy.model.outputs import ConfigureOutputs, FleetOutputs, ModelOutputs, NodeFacts
 from kvdeploy.planning.launch import ROUTER
+from kvdeploy.polling import wait_for
+from kvdeploy.stages.asking import pairs_ready
 from kvdeploy.stages.nodefleet import FLEET, FLEET_S
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from kvdeploy.model.record import Record
     from kvdeploy.stages.base import Step
     from kvdeploy.stages.nodes import Blueprint, Crew
+
+NOTICED_S: Final = 15.0
+"""For the router to see that an engine has gone: it looks every second."""
+SYSTEMCTL_S: Final = 180.0
+"""An engine that is stopped lets its requests end first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +112,24 @@ class Units:
             return None
         return [anew.get(engine.name, engine).model_dump(mode="json") for engine in here]
 
+    def renew(
+        self, names: Sequence[str], here: FleetOutputs, step: Step, *, timeout_s: float
+    ) -> None:
+        """Start engines anew, and wait until the router has them again.
+
+        Raises:
+            FleetError: one does not come back in time.
+        """
+        for name in names:
+            step.update(f"starting {name} anew")
+            self._run(name, "restart", unit_of(name))
+        wait_for(lambda: None if pairs_ready(here) else True, timeout_s=NOTICED_S, interval_s=0.1)
+        step.update(f"waiting for {', '.join(names)}")
+        back = wait_for(lambda: pairs_ready(here) or None, timeout_s=timeout_s, interval_s=0.5)
+        if not back:
+            msg = f"{', '.join(names)}: started anew, and not back within {timeout_s:.0f} s"
+            raise FleetError(msg, hint="'kvdeploy logs NAME' shows why; 'kvdeploy up' repairs it.")
+
     def pause(self, name: str) -> None:
         self._signal(name, "SIGSTOP")
 
@@ -112,10 +137,13 @@ class Units:
         self._signal(name, "SIGCONT")
 
     def _signal(self, name: str, number: str) -> None:
-        argv = ("sudo", "-n", "systemctl", "kill", f"--signal={number}", unit_of(name))
-        outcome = self.crew.remote.run(self.hosts[name], *argv)
+        self._run(name, "kill", f"--signal={number}", unit_of(name))
+
+    def _run(self, name: str, verb: str, *words: str) -> None:
+        argv = ("sudo", "-n", "systemctl", verb, *words)
+        outcome = self.crew.remote.run(self.hosts[name], *argv, timeout_s=SYSTEMCTL_S)
         if outcome.code:
-            msg = f"{name} could not be sent {number}: {outcome.tail(1)}"
+            msg = f"systemctl {verb} of {name} failed: {outcome.tail(1)}"
             raise FleetError(msg)
 
 

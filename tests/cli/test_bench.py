@@ -74,15 +74,14 @@ def test_a_fleet_that_is_not_whole_is_not_measured(store: Store) -> None:
     )
 
 
-def test_a_fleet_on_aws_is_not_measured_so_far(store: Store) -> None:
-    record = store.read()
-    assert record.spec is not None
-    store.write(
-        record.model_copy(update={"spec": record.spec.model_copy(update={"target": "aws"})})
-    )
-    code, said = run(store.root)
-    assert code == 4
-    assert said.startswith("error: bench measures fleets on this machine so far, and 'demo' is on")
+def test_cold_pairs_take_the_word_that_engines_may_be_started_anew(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store.root, "--scenario", "cold", "--mode", "push")[0] == 2
+    assert (
+        "cold pairs take decode engines that are started anew for each sample: that takes "
+        "--restart, and what they serve meanwhile is cut."
+    ) in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def test_smoke_wants_a_fleet(provisioned: Path) -> None:
     assert said.startswith("error: cluster 'demo' is not up: there is nothing to prove\n")
 
 
+def test_so_does_a_bench(provisioned: Path) -> None:
+    assert run(provisioned, "bench", "--quick") == (
+        9,
+        "error: cluster 'demo' is not up: there is nothing to measure\n"
+        "  try: Run 'kvdeploy up' first.\n",
+    )
+
+
 def test_a_local_cluster_has_no_nodes(tmp_path: Path) -> None:
     assert run(tmp_path, "shell", "decode-0") == (
         4,

@@ -278,3 +278,16 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_other_clusters_were_given_is_known_before_they_listen(tmp_path: Path) -> None:
+    """Two that are brought up at the same time do not take the same ports."""
+    one, other = Processes(tmp_path / "one"), Processes(tmp_path / "other")
+    spec = launch().model_copy(update={"ports": (29999,), "argv": (sys.executable, "-c", "0")})
+    try:
+        one.start(spec)
+        assert 29999 in other.ports_of_others()
+        assert 29999 not in one.ports_of_others()
+    finally:
+        one.stop("thing")
+    assert 29999 not in other.ports_of_others()

@@ -158,3 +158,27 @@ async def test_a_hangup_reads_the_file_again_and_a_wrong_one_changes_nothing(
             assert process.returncode is None
     assert 'reloads_total{outcome="done"} 1.0' in text
     assert 'reloads_total{outcome="refused"} 1.0' in text
+
+
+async def test_pairs_that_are_to_stay_cold_serve_once_their_prefill_is_known() -> None:
+    async with run_fleet(1, 1) as fleet:
+        reload(fleet, "prefill-0", "decode-0", warm_pairs=False)
+        await fleet.decode.stop()
+        state = fleet.service.table.engines["decode-0"]
+        await fleet.until(lambda: not state.up, "decode-0 is ejected")
+        fleet.decode.seen.clear()
+        await fleet.decode.start()
+        await fleet.until_ready()
+        assert fleet.decode.seen == [], "nobody has asked it"
+        assert (await fleet.post())[0] == 200
+        assert len(fleet.decode.seen) == 1
+
+        reload(fleet, "prefill-0", "decode-0", warm_pairs=True)
+        await fleet.until(lambda: len(fleet.decode.seen) > 1, "what was left cold is warmed")
+        await fleet.until_ready()
+
+
+async def test_a_prefill_that_nobody_knows_is_warmed_all_the_same() -> None:
+    async with run_fleet(1, 1, warm_pairs=False) as fleet:
+        assert len(fleet.decode.seen) == 1
+        assert (await fleet.post())[0] == 200

@@ -178,6 +178,41 @@ def test_modes_that_other_engines_are_needed_for() -> None:
     assert matrix.needs_restart(("push", "aggregated"), "pull") == ("push",)
 
 
+def test_what_leaves_engines_changed_comes_last_and_cold_pairs_are_asked_one_by_one() -> None:
+    wishes = Wishes(scenarios=("cold", "fragmented", "unique"), concurrency=(4,))
+    cells = build_cells(wishes, max_length=2048, device="cpu")
+    assert [str(c) for c in cells] == [
+        "unique 512/16 x4",
+        "fragmented 512/16 x4",
+        "cold 512/16 x1",
+    ]
+    blocks = list(matrix.order(("push", "pull", "aggregated"), cells, 2, "push"))
+    told = [
+        (connector, [f"{p.mode} {p.cell.scenario} {p.round}" for p in planned])
+        for connector, planned in blocks
+    ]
+    assert told[1] == (
+        "pull",
+        [
+            *("pull unique 1", "pull unique 2", "pull fragmented 1", "pull fragmented 2"),
+            *("pull cold 1", "pull cold 2"),
+        ],
+    )
+    assert not any("aggregated cold" in run for _, runs in told for run in runs)
+
+
+def test_what_moved_in_two_runs_is_added_up() -> None:
+    one = Moved(kv_bytes=1, transfers=2, post_s=0.5, prompt_tokens={"d": {"x": 1}})
+    other = Moved(kv_bytes=10, descriptors=4, post_s=0.5, prompt_tokens={"d": {"x": 2, "y": 5}})
+    assert one + other == Moved(
+        kv_bytes=11,
+        transfers=2,
+        descriptors=4,
+        post_s=1.0,
+        prompt_tokens={"d": {"x": 3, "y": 5}},
+    )
+
+
 # --- figures ---------------------------------------------------------------------------------
 def test_percentiles_are_the_nearest_rank() -> None:
     values = [float(n) for n in range(100, 0, -1)]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvdeploy.model.bench import BenchReport, Cell, Moved, Run, Sample
-from kvdeploy.planning.bench import compare, page, table
+from kvdeploy.planning.bench import compare, notes, page, svg, table
 from kvdeploy.planning.bench.assertions import ExpressionError, judge, parse_threshold
 from kvdeploy.planning.bench.figures import find_groups
 from kvdeploy.planning.bench.svg import find_step
@@ -193,14 +193,14 @@ def test_the_page_needs_nothing_else_and_its_plots_are_well_formed() -> None:
 def test_a_distribution_is_drawn_at_the_values_that_were_seen() -> None:
     made = page.render(TWO)
     (first, *_) = re.findall(r"<svg.*?</svg>", made)
-    lines = re.findall(r'<polyline class="([\w-]+)" points="([^"]*)"', first)
+    lines = re.findall(r'<polyline class="([\w-]+)" fill="none" points="([^"]*)"', first)
     at = {name: {float(p.split(",")[0]) for p in points.split()} for name, points in lines}
     (push,), (aggregated,) = at["push"], at["aggregated"]
-    left, right = 44, 430 - 14
+    left, right = svg.LEFT, svg.WIDTH - svg.RIGHT
     assert (push - left) / (aggregated - left) == pytest.approx(1 / 3, abs=0.01)
     assert aggregated == pytest.approx(right)
     heights = [float(p.split(",")[1]) for p in lines[0][1].split()]
-    assert (max(heights), min(heights)) == (210.0, 30.0)
+    assert (max(heights), min(heights)) == (svg.HEIGHT - svg.BOTTOM, svg.TOP)
 
 
 def test_a_report_of_nothing_is_a_page_too() -> None:
@@ -229,3 +229,57 @@ def test_two_reports_are_compared_figure_by_figure() -> None:
 
 def test_a_report_is_the_same_after_it_was_written_and_read() -> None:
     assert BenchReport.model_validate_json(TWO.model_dump_json()) == TWO
+
+
+def test_the_slowest_hundredth_is_seen_as_well_as_the_quicker_half() -> None:
+    drawn = svg.draw_shares("t", "ms", {"push": [float(n) for n in range(1, 1001)]})
+    marks = re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)%', drawn)
+    heights = [float(y) for y, _ in marks]
+    assert [m for _, m in marks] == ["0", "50", "90", "99", "99.9"]
+    steps = [round(heights[i] - heights[i + 1]) for i in (2, 3)]
+    assert steps[0] == steps[1] > 40
+    top = min(float(p.split(",")[1]) for p in re.findall(r'points="([^"]*)"', drawn)[0].split())
+    assert round(top) == svg.TOP
+
+
+# --- notes -----------------------------------------------------------------------------------
+def scattered(mode: Mode, times: float) -> Run:
+    plain = run(mode, 100, cell("fragmented"))
+    assert plain.moved is not None
+    moved = plain.moved.model_copy(update={"descriptors": round(plain.moved.descriptors * times)})
+    return plain.model_copy(update={"moved": moved})
+
+
+def told(of: BenchReport, planned: int = 0) -> list[str]:
+    return list(notes.find_notes(of, planned=planned))
+
+
+def test_a_bench_that_was_cut_says_how_far_it_came() -> None:
+    cut = report(run("push", 100))
+    assert told(cut, 2)[0] == "it did not come to its end: 1 of 2 runs were made"
+    assert told(cut, 1) == [notes.COLD]
+    gave_up = report(run("push", 100), failed={"pull": "died"})
+    assert told(gave_up, 2) == [notes.COLD], "why is told already"
+
+
+def test_fragmented_prompts_that_took_no_more_descriptors_are_told() -> None:
+    found = report(run("push", 100), scattered("push", 1.0), scattered("pull", 2.0))
+    assert (told(found))[1:] == [
+        "push on fragmented 512/3 x4: blocks were not more scattered than with unique prompts "
+        "(4 descriptors a request, and 4)",
+        "pull on fragmented 512/3 x4: whether blocks were scattered cannot be told without "
+        "--scenario unique",
+    ]
+    assert (told(report(run("push", 100), scattered("push", 1.5)))) == [notes.COLD]
+    alone = report(run("aggregated", 100), scattered("aggregated", 1.0))
+    assert (told(alone)) == [notes.COLD]
+
+
+def test_what_a_bench_ran_on_is_told_where_it_makes_figures_others() -> None:
+    shared = {"machine": {"shared_gpus": {"0": ["prefill-0", "decode-0"]}}, "device": "cpu"}
+    found = report(run("push", 100, cell("cold", 1)), environment=shared)
+    assert (told(found)) == [
+        notes.CPU,
+        "prefill-0 and decode-0 share GPU 0: they wait for each other, and KV does not leave it; "
+        "with a GPU each all figures are others",
+    ]

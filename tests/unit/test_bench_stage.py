@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvdeploy.errors import FleetError
 from kvdeploy.model.bench import Cell
 from kvdeploy.model.launch import LaunchSpec, Readiness
 from kvdeploy.model.outputs import FleetOutputs
@@ -18,7 +19,7 @@ from kvdeploy.planning.bench.matrix import Planned
 from kvdeploy.stages.bench import Bench, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvdeploy.model.routing import Mode
 
@@ -28,7 +29,7 @@ BYTES = 1000
 
 
 class Site(ThreadingHTTPServer):
-    """Router and engine in one: three tokens an answer, BYTES pushed for each but aggregated."""
+    """Router and engine in one: as many tokens as wanted, BYTES pushed for each but aggregated."""
 
     daemon_threads = True
 
@@ -39,6 +40,10 @@ class Site(ThreadingHTTPServer):
         """Modes that fail after so many requests."""
         self.dies_after = 10**9
         """Requests of `aggregated` after which the engines tell no counters."""
+        self.blocks = 8
+        """Of KV, in each engine; 0 when they do not tell."""
+        self.pairs: list[str] = []
+        """That were asked for by name."""
         self.lock = threading.Lock()
 
     @property
@@ -86,21 +91,34 @@ class Handler(BaseHTTPRequestHandler):
             f"vllm:nixl_bytes_transferred_sum {BYTES * pushed}",
             f"vllm:nixl_bytes_transferred_count {pushed}",
             f"vllm:nixl_post_time_seconds_sum {pushed / 100}",
+            "vllm:kv_cache_usage_perc 0.0",
+            f'vllm:cache_config_info{{num_gpu_blocks="{self.server.blocks}"}} 1.0',
         )
         self._send(200, "text/plain", "\n".join((*lines, "")).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not body.get("stream"):  # an engine, asked alone
+            self.server.take("alone", body)
+            self._send(200, "application/json", b'{"choices": []}')
+            return
         mode = self.headers.get("X-Kvdeploy-Mode", "push")
+        if pair := self.headers.get("X-Kvdeploy-Pair"):
+            self.server.pairs.append(pair)
         if not self.server.take(mode, body):
             self._send(503, "application/json", b"{}")
             return
+        count = body["max_tokens"]
         choices = [
-            {"text": "x", "token_ids": [7000 + i], "finish_reason": "length" if i == 2 else None}
-            for i in range(3)
+            {
+                "text": "x",
+                "token_ids": [7000 + i],
+                "finish_reason": "length" if i == count - 1 else None,
+            }
+            for i in range(count)
         ]
         events = [{"choices": [choice]} for choice in choices]
-        usage = {"choices": [], "usage": {"completion_tokens": 3}}
+        usage = {"choices": [], "usage": {"completion_tokens": count}}
         text = "".join(f"data: {json.dumps(e)}\n\n" for e in (*events, usage))
         self._send(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode())
 
@@ -143,11 +161,16 @@ def planned(*modes: Mode, scenario: str = "unique", clients: int = 2) -> list[Pl
     return [Planned(mode=m, cell=cell, round=n) for n in (1, 2) for m in modes]
 
 
-def measure(site: Site, asked: list[Planned], requests: int = 10) -> tuple[Bench, Told]:
+def measure(
+    site: Site,
+    asked: list[Planned],
+    requests: int = 10,
+    renew: Callable[[], None] | None = None,
+) -> tuple[Bench, Told]:
     pace = Pace(requests=requests, seconds=30)
     bench = Bench(vocabulary=32_000, seed=0, mark="m", pace=pace, runs=len(asked), still_s=0)
     told = Told()
-    bench.measure(site.outputs(), asked, told)
+    bench.measure(site.outputs(), asked, told, renew)
     return bench, told
 
 
@@ -168,14 +191,11 @@ def test_every_run_asks_its_mode_and_counts_what_moved_after_its_warm_up(site: S
     assert told.details[3].startswith("run 4 of 4, about ")
 
 
-def test_whoever_measures_may_send_headers_of_their_own(site: Site) -> None:
+def test_one_pair_alone_is_measured_where_it_is_named(site: Site) -> None:
     pace, asked = Pace(requests=2, seconds=30), planned("push")[:1]
-    headers = {"X-Kvdeploy-Mode": "push-sequential"}  # the one that the site tells apart
-    bench = Bench(
-        vocabulary=32_000, seed=0, mark="m", pace=pace, runs=1, still_s=0, headers=headers
-    )
+    bench = Bench(vocabulary=32_000, seed=0, mark="m", pace=pace, runs=1, still_s=0, pair="p/d")
     bench.measure(site.outputs(), asked, Told())
-    assert {mode for mode, _ in site.asked} == {"push-sequential"}
+    assert set(site.pairs) == {"p/d"}
 
 
 def test_what_is_asked_makes_an_answer_of_exactly_so_many_tokens(site: Site) -> None:
@@ -238,3 +258,70 @@ def test_a_run_ends_when_its_time_is_over(site: Site) -> None:
     (run,) = bench.runs
     assert 0.2 <= run.seconds < 5
     assert run.good
+
+
+def test_every_run_is_told_of_when_it_is_over(site: Site) -> None:
+    seen: list[int] = []
+    bench = Bench(
+        vocabulary=32_000,
+        seed=0,
+        mark="m",
+        pace=Pace(requests=2, seconds=30),
+        runs=4,
+        still_s=0,
+        on_run=lambda: seen.append(len(bench.runs)),
+    )
+    bench.measure(site.outputs(), planned("push", "aggregated"), Told())
+    assert seen == [1, 2, 3, 4]
+
+
+# --- cold pairs ------------------------------------------------------------------------------
+def test_a_cold_pair_is_asked_once_after_its_engines_were_asked_alone(site: Site) -> None:
+    started: list[int] = []
+    asked = planned("push", "push-sequential", scenario="cold", clients=1)[:2]
+    bench, _ = measure(site, asked, renew=lambda: started.append(len(site.asked)))
+    assert bench.failed == {}
+    once = ["alone", "alone", "push"] * 3 + ["alone", "alone", "push-sequential"] * 3
+    assert [mode for mode, _ in site.asked] == once
+    assert started == [0, 3, 6, 9, 12, 15]
+    assert site.pairs == ["prefill-0/decode-0"] * 6
+    assert [len(r.good) for r in bench.runs] == [3, 3]
+    # Both engines are this one site, so what it pushed is counted twice.
+    assert [r.moved.transfers if r.moved else None for r in bench.runs] == [6, 6]
+    beginnings = {tuple(body["prompt"][:16]) for _, body in site.asked}
+    assert len(beginnings) == len(site.asked), "no cache holds the beginning of another"
+
+
+def test_decode_that_does_not_come_back_ends_its_mode_and_no_other(site: Site) -> None:
+    def renew() -> None:
+        if len(site.asked) > 3:
+            msg = "decode-0 does not end"
+            raise FleetError(msg)
+
+    asked = [
+        *planned("push", scenario="cold", clients=1),
+        *planned("aggregated"),
+    ]
+    bench, _ = measure(site, asked, renew=renew)
+    assert bench.failed == {"push": "decode-0 does not end"}
+    assert [r.mode for r in bench.runs] == ["aggregated", "aggregated"]
+
+
+# --- fragmented ------------------------------------------------------------------------------
+def test_every_block_of_the_cache_is_used_once_before_the_first_fragmented_run(site: Site) -> None:
+    site.blocks = 40
+    bench, told = measure(site, planned("push-sequential", scenario="fragmented"))
+    assert bench.failed == {}
+    scattering = [b for mode, b in site.asked if mode == "push" and b["max_tokens"] == 1]
+    tokens = sum(len(body["prompt"]) for body in scattering)
+    assert tokens >= 40 * 128 * 1.25
+    assert tokens < 40 * 128 * 1.25 + 8 * 4 * 100, "and not much more"
+    assert len({len(body["prompt"]) for body in scattering}) > 20
+    assert sum("scattering" in line for line in told.details) == 1, "engines stay so"
+
+
+def test_engines_that_do_not_tell_their_blocks_are_not_called_fragmented(site: Site) -> None:
+    site.blocks = 0
+    bench, _ = measure(site, planned("push", scenario="fragmented"))
+    assert bench.failed == {"push": "prefill-0 does not tell how many KV blocks it has"}
+    assert bench.runs == []

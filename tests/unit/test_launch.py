@@ -258,11 +258,12 @@ def test_mode_and_role_choose_the_connector(mode: str, name: str, kind: str, rol
     assert (found["kv_connector"], found["kv_role"]) == (kind, role)
 
 
-def test_lease_and_backend_go_to_the_connector() -> None:
-    spec = cluster(connector={"lease_s": 30, "backend": "UCX"})
+def test_lease_backend_and_threads_go_to_the_connector() -> None:
+    spec = cluster(connector={"lease_s": 30, "backend": "UCX", "threads": 8})
     assert connector(engine(spec))["kv_connector_extra_config"] == {
         "kv_lease_duration": 30.0,
         "backends": ["UCX"],
+        "num_threads": 8,
     }
 
 
@@ -429,6 +430,7 @@ def test_the_routers_own_settings_come_from_the_file() -> None:
             "eject_window_s": 12,
             "max_body_mib": 0.5,
             "pair_header": False,
+            "warm_pairs": False,
             "deadlines": {"connect_s": 1, "total_s": 33},
         },
     )
@@ -457,6 +459,7 @@ def test_the_routers_own_settings_come_from_the_file() -> None:
         max_body_bytes=524288,
         api_key_file="/keys",
         pair_header=False,
+        warm_pairs=False,
         warmup_tokens=33,
     )
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
+import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from kvdeploy import pipeline
 from kvdeploy.adapters.ansible.report import PlayReport
+from kvdeploy.adapters.store import Store
+from kvdeploy.cli.app import App
+from kvdeploy.cli.aws.bench import NodeGround
+from kvdeploy.cli.benching import Up
 from kvdeploy.errors import FleetError, UnreachableError
 from kvdeploy.model.infra import NodeOutputs, ProvisionOutputs
 from kvdeploy.model.inventory import Connection
-from kvdeploy.model.outputs import NodeFacts
+from kvdeploy.model.outputs import FleetOutputs, ModelOutputs, NodeFacts
 from kvdeploy.model.record import Record, StageRecord
 from kvdeploy.model.reports import Verdict
 from kvdeploy.model.spec import ClusterSpec
@@ -27,6 +35,7 @@ from kvdeploy.stages.efa import NodeEfa
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.nodes import Crew
 from kvdeploy.stages.units import units_of
+from kvdeploy.ui import Ui
 from tests.line import Line
 
 if TYPE_CHECKING:
@@ -93,6 +102,32 @@ class Fleet:
 
     def talk(self, host: Host, *argv: str) -> AbstractContextManager[Talker]:
         raise NotImplementedError
+
+
+class Router:
+    """Says /ready with one status after the other."""
+
+    def __init__(self, answers: Iterator[int]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(next(answers))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 class Plays:
@@ -488,6 +523,23 @@ def test_devices_of_every_gpu_node_are_asked_as_if_efa_were_expected(
         efa.look()
 
 
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_engines_on_nodes_are_started_anew(fleet: Fleet, memory: Memory, tmp_path: Path) -> None:
+    spec = cluster()
+    crew = crew_of(spec, fleet, tmp_path)
+    stage = with_fleet(Made(spec), crew, memory)
+    units = units_of(memory.record, crew)
+    assert units is not None
+    answers = iter([200, 503, 503, 200])
+    with Router(answers) as url:
+        here = stage.planned.plan.outputs({}).model_copy(update={"url": url})
+        units.renew(["decode-0"], here, Line(), timeout_s=10)
+        restart = ("sudo", "-n", "systemctl", "restart", "kvdeploy-engine@decode-0.service")
+        assert fleet.commands[-1] == ("decode-0", restart)
+        assert next(answers, None) is None, "it was waited until the router had it again"
+
+
 def test_a_node_is_examined_by_its_own_name_or_its_engines(
     fleet: Fleet, memory: Memory, tmp_path: Path
 ) -> None:
@@ -505,3 +557,71 @@ def test_a_node_is_examined_by_its_own_name_or_its_engines(
         ("prefill-0", "absent", "active", "missing"),
     ]
     assert [s.what for s in examine_node(units, "router")] == ["router"]
+
+
+# --- a bench ---------------------------------------------------------------------------------
+class Reachable(Fleet):
+    """Every port of it is that of one server."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._port = int(url.rpartition(":")[2])
+
+    @contextmanager
+    def way(
+        self, through: Host, targets: Sequence[tuple[str, int]]
+    ) -> Iterator[Mapping[tuple[str, int], int]]:
+        if UNREACHABLE.message in self.silent:
+            raise UNREACHABLE
+        yield dict.fromkeys(targets, self._port)
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_a_bench_makes_no_node_and_has_other_engines_started_by_fleet_yml(
+    memory: Memory, tmp_path: Path
+) -> None:
+    spec, store = cluster(), Store(tmp_path, "demo")
+    with Router(itertools.repeat(200)) as url:
+        fleet = Reachable(url)
+        crew = crew_of(spec, fleet, tmp_path)
+        up(Made(spec), crew, memory)
+        done: Results = {n: stage.result for n, stage in memory.record.stages.items()}
+        pipeline.up(
+            [NodeFleetStage(crew)], memory.record, store=memory, progress=memory, given=done
+        )
+        record = memory.record.model_copy(update={"spec": spec})
+        known = Up(
+            record=record,
+            spec=spec,
+            model=ModelOutputs.model_validate(record.stages["model"].result),
+            fleet=FleetOutputs.model_validate(record.stages["fleet"].result),
+            vocabulary=1,
+        )
+        app = App(ui=Ui(err=io.StringIO()), root=tmp_path)
+        ground = NodeGround(app, store, known, lambda s: crew_of(s, fleet, tmp_path))
+        assert (ground.is_whole(), ground.holds()) == (True, True)
+
+        plays = len(fleet.plays)
+        ground.bring(spec, prove=False)
+        assert len(fleet.plays) == plays, "it is what runs already"
+        pull = spec.model_copy(
+            update={"connector": spec.connector.model_copy(update={"mode": "pull"})}
+        )
+        borrowed = ground.bring(pull, prove=False)
+        assert borrowed.router_config.mode == "pull"
+        assert store.read(target="aws").spec == spec, "what was asked for is not forgotten"
+        ground.bring(spec, prove=False)
+        assert [p.playbook for p in fleet.plays[plays:]] == ["fleet.yml", "fleet.yml"]
+
+        told = ground.describe()
+        assert told["nodes"]["decode-0"]["role"] == "decode"
+        assert (told["device"], told["flags"].keys()) == ("cuda", {"decode-0", "prefill-0"})
+        with ground.reach(known.fleet) as here:
+            (note,) = ground.notes(here)
+        assert note.startswith("clients asked from here, through SSH to the router's node")
+
+        fleet.generations["decode-0"] = "g2"
+        assert not ground.holds(), "an engine was started since"
+        fleet.silent[UNREACHABLE.message] = 1
+        assert not ground.is_whole()

@@ -336,6 +336,10 @@ class FakeProcesses:
     generations: dict[str, str] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
     """The digest of what the router has read of its files."""
+    others: set[int] = field(default_factory=set)
+
+    def ports_of_others(self) -> set[int]:
+        return self.others
 
     def names(self) -> list[str]:
         return sorted(self.specs)
@@ -603,6 +607,14 @@ def test_engines_keep_their_ports_when_others_join(stand: Stand) -> None:
     assert {name: after[name] for name in before} == before
     ports = [p for engine in after.values() for p in engine]
     assert len(ports) == len(set(ports)) == 6
+
+
+@real
+def test_ports_that_another_cluster_was_given_are_left_to_it(stand: Stand) -> None:
+    taken = {p for engine in stand.up().engines for p in engine.ports}
+    stand.processes.specs.clear()
+    stand.processes.others = taken
+    assert not taken & {p for engine in stand.up().engines for p in engine.ports}
 
 
 @real

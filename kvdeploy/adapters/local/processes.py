@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -25,7 +26,7 @@ from kvdeploy.polling import wait_for
 from kvdeploy.proc import spawn_detached
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 MODULE: Final = supervisor.__name__
 
@@ -86,6 +87,14 @@ class Processes:
             pids=pids,
             frozen=machine.is_frozen(pids),
         )
+
+    def ports_of_others(self) -> set[int]:
+        """What other clusters on this machine were given: they may not listen there yet."""
+        given: set[int] = set()
+        for _, folder in _supervisors():
+            if folder.parent != self.dir and (spec := Processes(folder.parent).spec(folder.name)):
+                given |= {*spec.ports}
+        return given
 
     def runs(self, spec: LaunchSpec) -> bool:
         """Whether exactly `spec` is being supervised, ready or on its way."""
@@ -197,11 +206,15 @@ class Processes:
 
     def _supervisor_pid(self, name: str) -> int | None:
         """Find the supervisor by its command line: right even before it has said a word."""
-        wanted = [MODULE, str(self.dir / name)]
-        for process in psutil.process_iter(["cmdline"]):
-            if (process.info["cmdline"] or [])[2:4] == wanted:
-                return int(process.pid)
-        return None
+        return next((pid for pid, folder in _supervisors() if folder == self.dir / name), None)
+
+
+def _supervisors() -> Iterator[tuple[int, Path]]:
+    """All on this machine, whoever's: their ids, and the folders of what they look after."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[2:3] == [MODULE] and len(words) > 3:
+            yield int(process.pid), Path(words[3])
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -21,10 +21,12 @@ OUTPUT_TOKENS: Final = {"cuda": 64, "cpu": 16}
 CONCURRENCY: Final = {"cuda": (4, 16), "cpu": (1, 4)}
 """What is asked where nobody says it; lengths are cut to what the model takes."""
 
-COLD: Final = (
-    "a cold pair was not measured: the router warms every pair before it uses one, so none of its "
-    "requests meets one"
-)
+COLD_STARTS: Final = 3
+"""Of decode engines, in a run of cold pairs: each makes one sample a pair."""
+ALONE: Final = ("long", "cold")
+"""Scenarios that are asked one request at a time."""
+LAST: Final = ("fragmented", "cold")
+"""Scenarios that leave the engines as others should not find them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class Planned:
     mode: Mode
     cell: Cell
     round: int
+    starts: int = COLD_STARTS
+    """Of decode engines, where the cell is of cold pairs."""
 
 
 def build_cells(wishes: Wishes, *, max_length: int, device: Device) -> tuple[Cell, ...]:
@@ -58,7 +62,7 @@ def build_cells(wishes: Wishes, *, max_length: int, device: Device) -> tuple[Cel
             room = max_length - output
             usual = min(INPUT_TOKENS[device], room * 3 // 4)
             inputs = (room,) if scenario == "long" else wishes.input_tokens or (usual,)
-            clients = (1,) if scenario == "long" else wishes.concurrency or CONCURRENCY[device]
+            clients = (1,) if scenario in ALONE else wishes.concurrency or CONCURRENCY[device]
             cells += [
                 Cell(scenario=scenario, input_tokens=i, output_tokens=output, concurrency=c)
                 for i in inputs
@@ -67,7 +71,11 @@ def build_cells(wishes: Wishes, *, max_length: int, device: Device) -> tuple[Cel
     wrong = [why for cell in cells if (why := _why_not(cell, max_length))]
     if wrong:
         raise ValueError("\n".join(dict.fromkeys(wrong)))
-    return tuple(dict.fromkeys(cells))
+    return tuple(dict.fromkeys(sorted(cells, key=_lateness)))
+
+
+def _lateness(cell: Cell) -> int:
+    return LAST.index(cell.scenario) + 1 if cell.scenario in LAST else 0
 
 
 def _why_not(cell: Cell, max_length: int) -> str:
@@ -117,7 +125,8 @@ def order(
                 blocks[-1][1].extend(planned)
             elif planned:
                 blocks.append((name, planned))
-    yield from blocks
+    for name, planned in blocks:
+        yield name, sorted(planned, key=lambda p: _lateness(p.cell))
 
 
 def _turns(modes: Sequence[Mode], cells: Sequence[Cell], rounds: Sequence[int]) -> list[Planned]:
@@ -126,4 +135,5 @@ def _turns(modes: Sequence[Mode], cells: Sequence[Cell], rounds: Sequence[int]) 
         for cell in cells
         for number in rounds
         for mode in modes
+        if not (cell.scenario == "cold" and mode == "aggregated")  # it uses no pair
     ]

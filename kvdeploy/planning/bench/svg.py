@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +11,11 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 430
 HEIGHT: Final = 250
-LEFT, RIGHT, TOP, BOTTOM = 44, 14, 30, 40
+LEFT, RIGHT, TOP, BOTTOM = 50, 18, 42, 40
+BARS_TOP: Final = 30
+MARKS: Final = (0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 MOST_POINTS: Final = 400
+SLOWEST: Final = 100
 BAR: Final = 26
 NAMES: Final = 118
 STEPS: Final = (1, 2, 2.5, 5, 10)
@@ -20,7 +24,8 @@ STEPS: Final = (1, 2, 2.5, 5, 10)
 def draw_shares(title: str, unit: str, series: Mapping[str, Sequence[float]]) -> str:
     """For each name: what share of its values is no larger than so much.
 
-    Values of a series are drawn in full up to the largest of all, so a tail is seen as one.
+    Upwards each tenth of what is left has the same room, so that the slowest hundredth is seen as
+    well as the quicker half; to the right up to the largest value of all.
     """
     known = {name: sorted(values) for name, values in series.items() if values}
     if not known:
@@ -33,21 +38,24 @@ def draw_shares(title: str, unit: str, series: Mapping[str, Sequence[float]]) ->
     def x(value: float) -> float:
         return LEFT + across * value / top
 
-    def y(share: float) -> float:
-        return TOP + down * (1 - share)
+    tenths = max(1, math.ceil(math.log10(max(map(len, known.values())))))
 
-    parts = [_title(title)]
-    for share in (0, 0.5, 0.9, 1):
+    def y(share: float) -> float:
+        left = max(1 - share, 10**-tenths)
+        return TOP + down * (1 + math.log10(left) / tenths)
+
+    parts = [_title(title), _text(4, 32, "share of values that are no larger", "start")]
+    for share in MARKS[: tenths + 2]:
         parts.append(_line(LEFT, y(share), WIDTH - RIGHT, y(share)))
-        parts.append(_text(LEFT - 6, y(share) + 4, f"{share:.0%}", "end"))
+        parts.append(_text(LEFT - 6, y(share) + 4, f"{share * 100:g}%", "end"))
     for i in range(round(top / step) + 1):
         parts.append(_line(x(i * step), TOP, x(i * step), TOP + down))
         parts.append(_text(x(i * step), TOP + down + 16, f"{i * step:g}", "middle"))
-    parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, f"{unit}; share that took no longer", "end"))
+    parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, unit, "end"))
     for name, values in known.items():
         points = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _stairs(values))
         parts.append(
-            f'<polyline class="{escape(name)}" points="{points}">'
+            f'<polyline class="{escape(name)}" fill="none" points="{points}">'
             f"<title>{escape(name)}, {len(values)} values</title></polyline>"
         )
     return _frame(WIDTH, HEIGHT, parts)
@@ -61,14 +69,14 @@ def draw_bars(title: str, unit: str, values: Mapping[str, float]) -> str:
     room = WIDTH - NAMES - 84
     parts = [_title(f"{title}, {unit}" if unit else title)]
     for i, (name, value) in enumerate(values.items()):
-        top = TOP + i * BAR
+        top = BARS_TOP + i * BAR
         width = room * value / most
         parts.append(_text(NAMES - 8, top + 14, name, "end"))
         parts.append(
             f'<rect class="{escape(name)}" x="{NAMES}" y="{top}" width="{width:.1f}" height="18"/>'
         )
         parts.append(_text(NAMES + width + 6, top + 14, f"{value:.4g}", "start"))
-    return _frame(WIDTH, TOP + len(values) * BAR + 8, parts)
+    return _frame(WIDTH, BARS_TOP + len(values) * BAR + 8, parts)
 
 
 def find_step(most: float) -> float:
@@ -83,11 +91,13 @@ def find_step(most: float) -> float:
 
 
 def _stairs(values: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Of sorted values: each, and the share that is reached there. Not every one of very many."""
+    """Of sorted values: each, and the share that is reached there. Of very many not every one, but
+    all of the slowest.
+    """
     count = len(values)
     yield values[0], 0.0
     every = max(1, count // MOST_POINTS)
-    kept = sorted({*range(0, count, every), count - 1})
+    kept = sorted({*range(0, count, every), *range(max(0, count - SLOWEST), count)})
     before = 0.0
     for i in kept:
         yield values[i], before
