@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kvdeploy import probes
 from kvdeploy.adapters.dialogue import Dialogue
 from kvdeploy.model.reports import Verdict
 from kvdeploy.planning.fabric import build_order, judge_rails
-from kvdeploy.polling import wait_for
 
 pytestmark = pytest.mark.real_process
 
@@ -99,16 +97,11 @@ def test_a_program_that_is_not_there_is_told(nodes: tuple[Node, Node]) -> None:
 def test_nobody_waits_on_when_the_probe_is_killed(nodes: tuple[Node, Node]) -> None:
     with nodes[1].talk() as server:
         server.say(build_order(DOMAINS) | {"program": str(nodes[1].program)})
-        ports = server.hear(10)["ports"]
+        assert len(server.hear(10)["ports"]) == 2
+        waiting = psutil.Process(server.pid).children()
         os.kill(server.pid, signal.SIGKILL)
-
-        def is_free(port: int) -> bool:
-            with socket.socket() as one, suppress(OSError):
-                one.bind(("", port))
-                return True
-            return False
-
-        assert wait_for(lambda: all(map(is_free, ports)) or None, timeout_s=5)
+        assert len(waiting) == 2
+        assert psutil.wait_procs(waiting, timeout=5)[1] == []
 
 
 def test_whoever_waits_ends_when_nobody_listens_any_more(nodes: tuple[Node, Node]) -> None:
