@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.stand import Cores, Processes, Site, find_ports, start_vllm_router
 from kvdeploy.adapters.local.processes import Processes as Supervised
 from kvdeploy.adapters.store import Store
+from kvdeploy.model.catalog import CPU_BLOCK_TOKENS
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.planning.sizing import find_vocabulary
 from kvdeploy.polling import wait_for
@@ -82,7 +83,7 @@ def build_cluster(arm: Arm, place: Place, port: int, name: str) -> dict[str, Any
         "name": name,
         "model": place.model,
         "fleet": fleets,
-        "connector": arm.connector,
+        "connector": _fit(arm.connector, place),
         "router": {"port": port, "mode_header": True, **arm.router},
         "runtime": place.runtime,
     }
@@ -246,6 +247,14 @@ class Host:
         self._routers.stop()
         for name in list(self.clusters):
             self._down(self.clusters.pop(name))
+
+
+def _fit(connector: dict[str, Any], place: Place) -> dict[str, Any]:
+    """On CPUs the smallest blocks are larger."""
+    size = connector.get("block_size")
+    if size is None or place.gpus:
+        return connector
+    return connector | {"block_size": max(size, CPU_BLOCK_TOKENS)}
 
 
 def finish(cluster: Cluster, process: subprocess.Popen[bytes]) -> None:
