@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,8 @@ class Cluster:
     """As last told."""
     front: str = ""
     """Address of vllm-router."""
+    under_way: subprocess.Popen[bytes] | None = None
+    """The last `up`."""
 
     @property
     def name(self) -> str:
@@ -119,7 +122,10 @@ class Cluster:
         allow = ("--allow", "gpus-too-few") if self.place.shared else ()
         with (self.folder / "up.log").open("ab") as log:
             argv = (sys.executable, "-m", "kvdeploy", "up", *allow)
-            return subprocess.Popen(argv, cwd=self.folder, env=_env(), stdout=log, stderr=log)
+            self.under_way = subprocess.Popen(
+                argv, cwd=self.folder, env=_env(), stdout=log, stderr=log
+            )
+        return self.under_way
 
     def has_ports(self) -> bool:
         """Whether every process was given its ports: then the next cluster may look for its own."""
@@ -239,6 +245,9 @@ class Host:
     def _down(self, cluster: Cluster) -> None:
         if cluster.front:
             self._routers.stop()
+        if cluster.under_way is not None and cluster.under_way.poll() is None:
+            cluster.under_way.send_signal(signal.SIGINT)  # it holds the cluster until it ends
+            cluster.under_way.wait(UP_S)
         done = cluster.run("down")
         if done.returncode:
             sys.stderr.write(f"{cluster.name}: down: {done.stderr[-500:]}\n")
