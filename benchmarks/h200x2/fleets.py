@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.stand import Cores, Processes, Site, find_ports, start_vllm_router
 from kvdeploy.adapters.local.processes import Processes as Supervised
 from kvdeploy.adapters.store import Store
+from kvdeploy.model.catalog import CPU_BLOCK_TOKENS
 from kvdeploy.model.outputs import FleetOutputs, ModelOutputs
 from kvdeploy.planning.sizing import find_vocabulary
 from kvdeploy.polling import wait_for
@@ -82,7 +84,7 @@ def build_cluster(arm: Arm, place: Place, port: int, name: str) -> dict[str, Any
         "name": name,
         "model": place.model,
         "fleet": fleets,
-        "connector": arm.connector,
+        "connector": _fit(arm.connector, place),
         "router": {"port": port, "mode_header": True, **arm.router},
         "runtime": place.runtime,
     }
@@ -100,6 +102,8 @@ class Cluster:
     """As last told."""
     front: str = ""
     """Address of vllm-router."""
+    under_way: subprocess.Popen[bytes] | None = None
+    """The last `up`."""
 
     @property
     def name(self) -> str:
@@ -118,7 +122,10 @@ class Cluster:
         allow = ("--allow", "gpus-too-few") if self.place.shared else ()
         with (self.folder / "up.log").open("ab") as log:
             argv = (sys.executable, "-m", "kvdeploy", "up", *allow)
-            return subprocess.Popen(argv, cwd=self.folder, env=_env(), stdout=log, stderr=log)
+            self.under_way = subprocess.Popen(
+                argv, cwd=self.folder, env=_env(), stdout=log, stderr=log
+            )
+        return self.under_way
 
     def has_ports(self) -> bool:
         """Whether every process was given its ports: then the next cluster may look for its own."""
@@ -238,6 +245,9 @@ class Host:
     def _down(self, cluster: Cluster) -> None:
         if cluster.front:
             self._routers.stop()
+        if cluster.under_way is not None and cluster.under_way.poll() is None:
+            cluster.under_way.send_signal(signal.SIGINT)  # it holds the cluster until it ends
+            cluster.under_way.wait(UP_S)
         done = cluster.run("down")
         if done.returncode:
             sys.stderr.write(f"{cluster.name}: down: {done.stderr[-500:]}\n")
@@ -246,6 +256,14 @@ class Host:
         self._routers.stop()
         for name in list(self.clusters):
             self._down(self.clusters.pop(name))
+
+
+def _fit(connector: dict[str, Any], place: Place) -> dict[str, Any]:
+    """On CPUs the smallest blocks are larger."""
+    size = connector.get("block_size")
+    if size is None or place.gpus:
+        return connector
+    return connector | {"block_size": max(size, CPU_BLOCK_TOKENS)}
 
 
 def finish(cluster: Cluster, process: subprocess.Popen[bytes]) -> None:

