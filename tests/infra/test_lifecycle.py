@@ -56,9 +56,7 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
     ]
     replaced = json.loads(bench.run("plan", "--replace", "decode-0", "--json").out)
     ends = [c for c in replaced["changes"] if c["kind"] == "aws_instance"]
-    assert [(c["address"].split('"')[1], c["action"]) for c in ends] == [
-        ("decode-0", "replace")
-    ]
+    assert [(c["address"].split('"')[1], c["action"]) for c in ends] == [("decode-0", "replace")]
     assert replaced["up"]["stages"][0] == "provision"
 
     status = bench.run("status", "--json")
