@@ -55,8 +55,8 @@ def test_from_nothing_to_nodes_and_back_to_nothing(bench: Bench) -> None:
         "up: configure, model, fleet, proof",
     ]
     replaced = json.loads(bench.run("plan", "--replace", "decode-0", "--json").out)
-    moves = [c for c in replaced["changes"] if c["kind"] == "aws_instance"]
-    assert [(c["address"].split('"')[1], c["action"]) for c in moves] == [("decode-0", "replace")]
+    ends = [c for c in replaced["changes"] if c["kind"] == "aws_instance"]
+    assert [(c["address"].split('"')[1], c["action"]) for c in ends] == [("decode-0", "replace")]
     assert replaced["up"]["stages"][0] == "provision"
 
     status = bench.run("status", "--json")
