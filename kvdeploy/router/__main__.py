@@ -10,7 +10,6 @@ import asyncio
 import errno
 import gc
 import logging
-import os
 import shutil
 import signal
 import sys
@@ -35,8 +34,8 @@ log = logging.getLogger("kvdeploy.router")
 
 async def serve(path: Path, place: Place | None = None) -> None:
     """Until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises KvdeployError."""
-    given, parent = read_part(path, place), os.getppid()
-    stop = asyncio.Event()
+    given = read_part(path, place)
+    stop, orphaned = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -45,7 +44,13 @@ async def serve(path: Path, place: Place | None = None) -> None:
     loop.add_signal_handler(signal.SIGHUP, service.reread)
     if place is not None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        loop.add_reader(sys.stdin, stop.set)  # at its end there is no parent any more
+
+        def lose_parent() -> None:
+            """Their pipe has come to its end."""
+            orphaned.set()
+            stop.set()
+
+        loop.add_reader(sys.stdin, lose_parent)
     try:
         await service.start()
         # What is there now stays: a full collection need not walk it while tokens wait.
@@ -57,7 +62,7 @@ async def serve(path: Path, place: Place | None = None) -> None:
         raise cannot_listen(given.config, e) from e
     finally:
         await service.stop()
-        if place is not None and os.getppid() != parent:
+        if place is not None and orphaned.is_set():
             shutil.rmtree(place.folder, ignore_errors=True)  # nobody else will
 
 
