@@ -85,12 +85,15 @@ def cgroups() -> Path:
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot: tells a reused process id."""
+    """When a process began, in clock ticks since boot: tells a reused process id. None: it is not
+    there, or has ended and nobody has asked for its exit code yet.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(text.rpartition(")")[2].split()[19])
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])
 
 
 @contextmanager

@@ -207,6 +207,14 @@ def root(tmp_path: Path) -> Iterator[Path]:
     assert rehearsal("down", "--root", tmp_path / "root").returncode == 0
 
 
+def test_a_process_that_ended_is_not_there_although_nobody_has_asked_for_its_code() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert net.started(child.pid) is not None
+        child.kill()
+        assert wait_for(lambda: net.started(child.pid) is None or None, timeout_s=10)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+
+
 def test_what_a_killed_world_left_is_named_and_removed_with_consent(root: Path) -> None:
     assert rehearsal("up", "--root", root).returncode == 0
     (place,) = (p for p in net.places() if p.root == ground.lab_of(root))
