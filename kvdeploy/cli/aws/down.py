@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
     from kvdeploy.model.infra import ClusterIdentity
+    from kvdeploy.model.record import Record
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
 
@@ -57,7 +58,7 @@ def down(
             )
         try:
             if identity is not None and (found or store.terraform.exists()):
-                _destroy(app, spec, store, run, runner, aws, identity, break_lock)
+                _destroy(app, record, spec, store, run, runner, aws, identity, break_lock)
             with app.ui.step("make sure that nothing is left") as step:
                 removed = remove_leftovers(aws, spec.name, identity.id if identity else None, step)
         except KeyboardInterrupt:
@@ -80,6 +81,7 @@ def down(
 
 def _destroy(
     app: App,
+    record: Record,
     spec: ClusterSpec,
     store: Store,
     run: RunLog,
@@ -97,7 +99,7 @@ def _destroy(
         store=store,
         work=store.terraform,
         log=run.path / "terraform.log",
-        generations=store.read(target="aws").generations,
+        generations=record.generations,
         public_key=public_key_of(spec, store, runner, aws=aws, make_in=store.dir),
     )
     site = replace(site, variables={**site.variables, "nodes": {}})
