@@ -22,7 +22,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.h200x2 import page, summary
 from benchmarks.h200x2.arms import ARMS, DEFAULT, LARGE, SMALL, Shape, build_acts
@@ -32,6 +32,9 @@ from benchmarks.h200x2.ledger import Ledger
 from kvdeploy import __version__
 from kvdeploy.adapters.local import machine
 from kvdeploy.proc import LocalRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GO_ON = 3
 QUICK_START = {
@@ -102,6 +105,8 @@ def _shape(options: argparse.Namespace) -> Shape:
         "rounds": options.rounds,
         "cold_starts": options.cold_starts,
         "concurrency": options.concurrency,
+        "scenarios": options.scenarios,
+        "modes": options.modes,
     }
     shape = SMALL if options.small else LARGE
     return replace(shape, **{k: v for k, v in given.items() if v is not None})
@@ -201,6 +206,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--acts", default="compare,cold,admission,tuning")
     parser.add_argument("--arms", help="beside default; all when not given: " + ", ".join(ARMS))
     parser.add_argument("--concurrency", help="as 16,4,48; the first is the summary's")
+    parser.add_argument(
+        "--scenarios", type=_words("shared", "unique"), help="of compare: shared,unique"
+    )
+    parser.add_argument(
+        "--modes", type=_words(*DEFAULT.modes), help="of default in compare: push,aggregated..."
+    )
     for name in ("input", "output", "rounds", "cold-starts"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--seconds", type=float, help="of a run")
@@ -228,6 +239,19 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     except ValueError:
         parser.error("--concurrency is numbers, --env and --engine-arg are NAME=VALUE")
     return options
+
+
+def _words(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """Some of these, parted by commas."""
+
+    def words(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        if wrong := set(found) - set(known):
+            msg = f"{', '.join(sorted(wrong))} is none of {', '.join(known)}"
+            raise argparse.ArgumentTypeError(msg)
+        return found
+
+    return words
 
 
 def _value(text: str) -> Any:  # noqa: ANN401

@@ -121,6 +121,9 @@ class Shape:
     """Of engines, for the first estimate."""
     warm_s: float
     """Of a run before it counts, and of its counters after it: for the estimate."""
+    scenarios: tuple[str, ...] = ("shared", "unique")
+    modes: tuple[str, ...] = ("push", "push-sequential", "aggregated")
+    """Of default, where it is compared."""
 
 
 LARGE = Shape(
@@ -172,7 +175,9 @@ def build_acts(shape: Shape) -> Iterator[Act]:
 
     shared = tuple(cell("shared", n) for n in shape.concurrency)
     unique = tuple(cell("unique", n) for n in shape.concurrency)
-    yield Act(name="compare", arms=(STOCK, PULL), cells=(*shared, *unique))
+    of = {"shared": shared, "unique": unique}
+    asked = tuple(one for name in shape.scenarios for one in of[name])
+    yield Act(name="compare", arms=(STOCK, PULL), cells=asked)
     # What was up last comes first: engines take their time to start.
     yield Act(name="cold", arms=(PULL, STOCK), cells=(cell("cold", 1),))
     yield Act(name="admission", arms=ADMISSION, cells=shared)

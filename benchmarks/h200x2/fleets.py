@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[2]
 UP_S = 900.0
 GIB_LEFT = 4.0
 """Of a GPU's memory for each engine, beside weights and KV: context, graphs, activations."""
+DECODE_OF_PAIR = 0.64
+"""Of a pair's KV where both are on one GPU: decode holds prompts for as long as it answers."""
 
 
 class UpError(Exception):
@@ -59,8 +61,8 @@ class Place:
         """Whether both engines of a cluster are on one GPU."""
         return len(self.gpus) == 1
 
-    def memory(self) -> tuple[float | None, dict[str, Any]]:
-        """GiB of KV an engine, and what vLLM is told of memory; nothing on CPUs."""
+    def memory(self, role: str) -> tuple[float | None, dict[str, Any]]:
+        """GiB of KV of an engine, and what vLLM is told of memory; nothing on CPUs."""
         if not self.gpus:
             return None, {}
         engines = self.at_once * (2 if self.shared else 1)
@@ -69,14 +71,16 @@ class Place:
         if kv <= 0:
             msg = f"{engines} engines a GPU have no room for KV: fewer at once (--at-once)"
             raise UpError(msg)
+        decode = DECODE_OF_PAIR if self.shared else 0.5
+        kv *= 2 * (decode if role == "decode" else 1 - decode)
         return round(kv, 1), {"gpu-memory-utilization": round(each / min(self.gpus), 3)}
 
 
 def build_cluster(arm: Arm, place: Place, port: int, name: str) -> dict[str, Any]:
     """The cluster file of an arm's engines."""
-    kv_gib, told = place.memory()
     fleets: dict[str, Any] = {}
     for role in ("prefill", "decode"):
+        kv_gib, told = place.memory(role)
         args = {**told, **place.args, **arm.args, **(arm.decode_args if role == "decode" else {})}
         env = {"CUDA_VISIBLE_DEVICES": "0"} if place.shared else {}
         fleets[role] = {"kv_cache_gib": kv_gib, "engine_args": args, "env": {**env, **arm.env}}

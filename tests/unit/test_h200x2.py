@@ -80,10 +80,13 @@ def test_engines_that_share_a_gpu_share_its_memory_and_are_both_on_it() -> None:
     one = replace(HOST, gpus=(141.0,))
     spec = ClusterSpec.model_validate(build_cluster(DEFAULT, one, 8000, "default"))
     assert spec.fleet.decode.env == {"CUDA_VISIBLE_DEVICES": "0"}
-    assert spec.fleet.decode.kv_cache_gib == pytest.approx(13.1)  # 0.94 * 141 / 4 - 16 - 4
+    each = 0.94 * 141 / 4 - 16 - 4
+    assert spec.fleet.decode.kv_cache_gib == pytest.approx(2 * 0.64 * each, abs=0.1)
+    assert spec.fleet.prefill.kv_cache_gib == pytest.approx(2 * 0.36 * each, abs=0.1)
     assert spec.fleet.decode.engine_args["gpu-memory-utilization"] == 0.235
     alone = ClusterSpec.model_validate(build_cluster(DEFAULT, HOST, 8000, "default"))
     assert alone.fleet.decode.env == {}
+    assert alone.fleet.decode.kv_cache_gib == alone.fleet.prefill.kv_cache_gib
     with pytest.raises(UpError, match="6 engines a GPU have no room"):
         build_cluster(DEFAULT, replace(one, at_once=3, weights_gib=20), 8000, "default")
 
@@ -118,6 +121,16 @@ def test_every_arm_is_measured_in_turns_with_default(tmp_path: Path) -> None:
         *("default push", "default push-sequential", "default aggregated", "stock pull"),
         *("stock pull", "default push", "default push-sequential", "default aggregated"),
     ]
+
+
+def test_less_can_be_asked_for(tmp_path: Path) -> None:
+    shape = replace(SHAPE, scenarios=("shared",), modes=("push",))
+    (first, *_) = build_blocks(list(build_acts(shape)), DEFAULT, shape, 2, Ledger(tmp_path))
+    assert {(j.arm.name, j.mode, j.cell.scenario) for j in first.jobs} == {
+        *(("default", "push", "shared"), ("stock", "pull", "shared"))
+    }
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path), "--small", "--estimate", "--modes", "pull"])
 
 
 def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
