@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from kvdeploy import pipeline
 from kvdeploy.adapters.local.processes import Processes
 from kvdeploy.cli.common import Loaded
+from kvdeploy.cli.held import Held
 from kvdeploy.cli.up import local_stages
-from kvdeploy.model.outputs import FleetOutputs, RuntimeOutputs
+from kvdeploy.model.outputs import RuntimeOutputs
 from kvdeploy.stages.bench_environment import describe, describe_machine
 from kvdeploy.stages.fleet import LocalFleetStage
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.benching import Up
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.proc import Runner
     from kvdeploy.stages.base import Step
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 class LocalGround:
     def __init__(self, app: App, store: Store, up: Up, runner: Runner) -> None:
-        self._app, self._store, self._up, self._runner = app, store, up, runner
+        self._store, self._up, self._runner = store, up, runner
         self._processes = Processes(store.processes)
-        self._record = up.record
+        self._held = Held(app, store, up.record)
 
     def is_whole(self) -> bool:
         return self._stage(self._up.spec).is_whole(self._up.fleet)
@@ -39,15 +40,7 @@ class LocalGround:
     def bring(self, spec: ClusterSpec, *, prove: bool) -> FleetOutputs:
         loaded = Loaded(spec=spec, source="bench", root=self._store.root)
         stages = local_stages(loaded, self._processes, self._store, self._runner)
-        ran = pipeline.up(
-            stages if prove else stages[:-1],
-            self._record,  # with the cluster's own spec: what is brought is borrowed
-            store=self._store,
-            progress=self._app.ui,
-        )
-        self._record = ran.record
-        self._store.write(self._record)
-        return FleetOutputs.model_validate(ran.record.stages["fleet"].result)
+        return self._held.bring(stages if prove else stages[:-1])
 
     def reach(self, fleet: FleetOutputs) -> AbstractContextManager[FleetOutputs]:
         return nullcontext(fleet)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdeploy import pipeline
-from kvdeploy.model.outputs import FleetOutputs
+from kvdeploy.cli.held import Held
 from kvdeploy.model.record import StageRecord
 from kvdeploy.stages.ttft import climb_on, note_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
     from kvdeploy.model.launch import LaunchSpec
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.record import Record
     from kvdeploy.model.reports import SmokeReport
     from kvdeploy.model.spec import ClusterSpec
@@ -51,7 +50,7 @@ class Restarting:
             start: starts engines until they are ready.
             reached: makes of the fleet one that can be asked from here.
         """
-        self._app, self._store, self._record, self._spec = app, store, record, spec
+        self._held, self._spec = Held(app, store, record), spec
         self._stages, self._start, self._reached = stages, start, reached
 
     def spoil(self, engines: Sequence[LaunchSpec], step: Step) -> None:
@@ -78,19 +77,12 @@ class Restarting:
         """From here on nobody may believe that the fleet is what was proven, least of all the next
         run if this one is killed.
         """
-        fleet = StageRecord(digest=VOID, result=self._record.stages["fleet"].result)
-        self._record = self._record.without_stages("proof").with_stage("fleet", fleet)
-        self._store.write(self._record)
+        record = self._held.record
+        fleet = StageRecord(digest=VOID, result=record.stages["fleet"].result)
+        self._held.write(record.without_stages("proof").with_stage("fleet", fleet))
 
     def _bring(self, spec: ClusterSpec) -> FleetOutputs:
-        known: Mapping[str, Mapping[str, Any]] = {
-            name: stage.result for name, stage in self._record.stages.items()
-        }
-        ran = pipeline.up(
-            self._stages(spec), self._record, store=self._store, progress=self._app.ui, given=known
-        )
-        self._record = ran.record
-        return self._reached(FleetOutputs.model_validate(ran.record.stages["fleet"].result))
+        return self._reached(self._held.bring(self._stages(spec), self._held.results))
 
 
 def finish(

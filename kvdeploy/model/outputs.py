@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from kvdeploy.model.base import Stored
 from kvdeploy.model.launch import LaunchSpec
 from kvdeploy.model.routing import RouterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Device = Literal["cpu", "cuda"]
 
@@ -112,3 +115,15 @@ class FleetOutputs(Stored):
     def trust(self) -> str | None:
         """File with the certificate that the router shows; None when it serves plain HTTP."""
         return self.router_config.tls_cert_file
+
+    def asked_over(self, url: str, engines: Mapping[str, str]) -> FleetOutputs:
+        """The same processes, as somebody reaches them elsewhere.
+
+        Args:
+            url: of the router, there.
+            engines: of each engine, by its name.
+        """
+        config = self.router_config
+        moved = tuple(e.model_copy(update={"url": engines[e.name]}) for e in config.engines)
+        config = config.model_copy(update={"engines": moved})
+        return self.model_copy(update={"url": url, "router_config": config})

@@ -220,20 +220,14 @@ class Crew:
         Raises:
             UnreachableError: that node does not answer.
         """
-        config = fleet.router_config
-        targets = [_place(fleet.url), *(_place(e.url) for e in config.engines)]
+        engines = fleet.router_config.engines
+        targets = [_place(fleet.url), *(_place(e.url) for e in engines)]
         with self.remote.way(router, targets) as ports:
 
             def here(url: str) -> str:
                 return f"{urlsplit(url).scheme}://127.0.0.1:{ports[_place(url)]}"
 
-            engines = tuple(e.model_copy(update={"url": here(e.url)}) for e in config.engines)
-            yield fleet.model_copy(
-                update={
-                    "url": here(fleet.url),
-                    "router_config": config.model_copy(update={"engines": engines}),
-                }
-            )
+            yield fleet.asked_over(here(fleet.url), {e.name: here(e.url) for e in engines})
 
 
 def _place(url: str) -> tuple[str, int]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from kvdeploy import pipeline
 from kvdeploy.adapters import http
 from kvdeploy.adapters.recipe import lock_file
+from kvdeploy.cli.held import Held
 from kvdeploy.errors import CheckError, FleetError, UnreachableError
 from kvdeploy.model.infra import ProvisionOutputs
-from kvdeploy.model.outputs import FleetOutputs
 from kvdeploy.planning.fleetplan import node_runtime
 from kvdeploy.stages.asking import pairs_ready
 from kvdeploy.stages.bench_environment import describe, describe_nodes
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.benching import Up
+    from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.spec import ClusterSpec
     from kvdeploy.stages.base import Results, Step
     from kvdeploy.stages.nodes import Crew
@@ -40,8 +40,8 @@ class NodeGround:
         self, app: App, store: Store, up: Up, crew_for: Callable[[ClusterSpec], Crew]
     ) -> None:
         """Raises CheckError when the record does not tell of nodes."""
-        self._app, self._store, self._up, self._crew_for = app, store, up, crew_for
-        self._record = up.record
+        self._up, self._crew_for = up, crew_for
+        self._held = Held(app, store, up.record)
         missing = [name for name in LEFT_ALONE if name not in up.record.stages]
         if missing:
             msg = f"cluster {store.cluster!r}: its record has no {', '.join(missing)}"
@@ -62,22 +62,13 @@ class NodeGround:
     def bring(self, spec: ClusterSpec, *, prove: bool) -> FleetOutputs:
         self._fleet = fleet = self._stage(spec)
         proof = (ProofStage(spec, fleet.reach),) if prove else ()
-        ran = pipeline.up(
-            (fleet, *proof),
-            self._record,  # with the cluster's own spec: what is brought is borrowed
-            store=self._store,
-            progress=self._app.ui,
-            given=self._given,
-        )
-        self._record = ran.record
-        self._store.write(self._record)
-        return FleetOutputs.model_validate(ran.record.stages["fleet"].result)
+        return self._held.bring((fleet, *proof), self._given)
 
     def reach(self, fleet: FleetOutputs) -> AbstractContextManager[FleetOutputs]:
         return self._fleet.reach(fleet)
 
     def renew(self, fleet: FleetOutputs, here: FleetOutputs, step: Step) -> None:
-        units = units_of(self._record, self._crew_for(self._up.spec))
+        units = units_of(self._held.record, self._crew_for(self._up.spec))
         if units is None:  # pragma: no cover  # there were nodes when it began
             msg = "there are no nodes any more"
             raise FleetError(msg)

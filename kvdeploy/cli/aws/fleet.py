@@ -33,7 +33,7 @@ from kvdeploy.stages.smoke import Smoke
 from kvdeploy.stages.units import Units, unit_of, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvdeploy.adapters.store import RunLog, Store
     from kvdeploy.cli.app import App
@@ -112,27 +112,14 @@ def climb(
             fleet = NodeFleetStage(crew_of(wanted, store, run.path, runner))
             return (fleet, ProofStage(wanted, fleet.reach))
 
+        def reached(fleet: FleetOutputs) -> FleetOutputs:
+            ways = {engine.name: engine.url for engine in here.router_config.engines}
+            return fleet.asked_over(here.url, ways)
+
         restarting = Restarting(
-            app, store, record, spec, stages=stages, start=units.start, reached=here_of(here)
+            app, store, record, spec, stages=stages, start=units.start, reached=reached
         )
         return finish(app.ui, smoke, run, restarting if restart else None, efa=NodeEfa(units))
-
-
-def here_of(here: FleetOutputs) -> Callable[[FleetOutputs], FleetOutputs]:
-    """Makes of a fleet on the same nodes one that is asked over the ways that `here` is."""
-    ways = {engine.name: engine.url for engine in here.router_config.engines}
-
-    def reached(fleet: FleetOutputs) -> FleetOutputs:
-        config = fleet.router_config
-        engines = tuple(e.model_copy(update={"url": ways[e.name]}) for e in config.engines)
-        return fleet.model_copy(
-            update={
-                "url": here.url,
-                "router_config": config.model_copy(update={"engines": engines}),
-            }
-        )
-
-    return reached
 
 
 def _account(record: Record, spec: ClusterSpec) -> tuple[Identity, tuple[str, ...]]:
