@@ -274,6 +274,15 @@ def test_machines_are_found_by_their_tags_when_everything_here_is_lost(bench: Be
     assert bench.ours == {}
 
 
+BILL = r"are there, and bill: at most \$[1-9][\d.]+ an hour"
+
+
+def _interrupted(run: Killed) -> str:
+    """What it says before it says that it was interrupted."""
+    said = [ln for ln in run.log.read_text().splitlines() if ln.startswith("interrupted: ")]
+    return said[-2]
+
+
 def test_ctrl_c_saves_the_state_and_ends_with_130(
     bench: Bench, start: Callable[..., Killed]
 ) -> None:
@@ -282,15 +291,21 @@ def test_ctrl_c_saves_the_state_and_ends_with_130(
     until(asked(bench.aws, "RunInstances", 3))
     os.kill(run.child.pid, signal.SIGINT)
     assert run.child.wait(60) == 130
+    assert re.fullmatch(
+        rf"interrupted: .*instance i-\w+ \(.*\),? ?.*{BILL}; "
+        r"'kvdeploy up' goes on, 'kvdeploy down' ends everything",
+        _interrupted(run),
+    )
     bench.aws.slow_boot(0)
     bench.aws.latency("TerminateInstances", 15)
     run = start("down", "--yes")
     until(asked(bench.aws, "TerminateInstances"))
     os.kill(run.child.pid, signal.SIGINT)
     assert run.child.wait(60) == 130
-    said = [ln for ln in run.log.read_text().splitlines() if ln.startswith("interrupted: ")]
-    cost = r"are there, and bill: at most \$[1-9][\d.]+ an hour; 'kvdeploy down' goes on"
-    assert re.fullmatch(rf"interrupted: .*instance i-\w+ \(.*\),? ?.*{cost}", said[-2])
+    assert re.fullmatch(
+        rf"interrupted: .*instance i-\w+ \(.*\),? ?.*{BILL}; 'kvdeploy down' goes on",
+        _interrupted(run),
+    )
     bench.aws.latency("TerminateInstances", 0)
     assert bench.run("down", "--yes").code == 0
     assert bench.ours == {}

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kvdeploy.adapters.aws import leftovers
-from kvdeploy.adapters.aws.nodes import observe
-from kvdeploy.cli.aws.costs import price
+from kvdeploy.cli.aws.billing import say_what_bills
 from kvdeploy.cli.aws.crew import public_key_of
 from kvdeploy.cli.aws.site import ask, known_identity, site_of
 from kvdeploy.cli.common import recorded
-from kvdeploy.errors import AwsError
-from kvdeploy.model.infra import Node
 from kvdeploy.stages.aws_preflight import session_of
-from kvdeploy.stages.provision import GONE
 from kvdeploy.stages.teardown import destroy, remove_leftovers
 
 if TYPE_CHECKING:
@@ -62,7 +58,7 @@ def down(
             with app.ui.step("make sure that nothing is left") as step:
                 removed = remove_leftovers(aws, spec.name, identity.id if identity else None, step)
         except KeyboardInterrupt:
-            _say_what_bills(app, spec, aws, identity)
+            say_what_bills(app, spec, aws, identity, "'kvdeploy down' goes on")
             raise
         store.forget_nodes()
     if as_json:
@@ -105,32 +101,3 @@ def _destroy(
     site = replace(site, variables={**site.variables, "nodes": {}})
     with app.ui.step("destroy what Terraform knows") as step:
         destroy(site, step, break_lock=break_lock)
-
-
-def _say_what_bills(
-    app: App, spec: ClusterSpec, aws: Aws, identity: ClusterIdentity | None
-) -> None:
-    """After an interrupt: what is there still, and what it costs."""
-    try:
-        found = leftovers.find(aws, spec.name, identity.id if identity else None)
-        seen = observe(aws, identity.id) if identity else ()
-    except AwsError as e:
-        app.ui.say(f"warning: what is left cannot be told: {e.message}")
-        return
-    bills = [f"{f.kind} {f.id}" + (f" ({f.name})" if f.name else "") for f in found if f.bills]
-    nodes = [
-        Node(name=n.node, role=n.role, instance_type=n.instance_type)
-        for n in seen
-        if n.state not in GONE
-    ]
-    if bills:
-        cost = price(spec, nodes, None)
-        app.ui.say(
-            f"interrupted: {', '.join(bills)} are there, and bill: at most ${cost.usd_hour:.2f} an "
-            "hour; 'kvdeploy down' goes on"
-        )
-    elif found:
-        app.ui.say(
-            f"interrupted: {len(found)} things are there, and none bills by the hour; "
-            "'kvdeploy down' goes on"
-        )

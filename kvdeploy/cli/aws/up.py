@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvdeploy import pipeline
-from kvdeploy.adapters.aws.nodes import observe
+from kvdeploy.cli.aws.billing import say_what_bills
 from kvdeploy.cli.aws.costs import cost_line, price
 from kvdeploy.cli.aws.crew import crew_of, public_key_of, refuse_lost_key
 from kvdeploy.cli.aws.site import (
@@ -34,17 +34,14 @@ from kvdeploy.stages.aws_preflight import look, new_identity, session_of
 from kvdeploy.stages.configure import ConfigureStage, NodeModelStage
 from kvdeploy.stages.nodefleet import NodeFleetStage
 from kvdeploy.stages.proof import ProofStage
-from kvdeploy.stages.provision import GONE, ProvisionStage, generations_of
+from kvdeploy.stages.provision import ProvisionStage, generations_of
 
 if TYPE_CHECKING:
-    from kvdeploy.adapters.aws.session import Aws
     from kvdeploy.adapters.store import Store
     from kvdeploy.cli.app import App
     from kvdeploy.cli.common import Loaded
-    from kvdeploy.model.infra import ClusterIdentity
     from kvdeploy.model.record import Record
     from kvdeploy.pipeline import Ran
-    from kvdeploy.planning.cost import Cost
     from kvdeploy.stages.base import Stage
     from kvdeploy.stages.nodes import Crew
 
@@ -123,7 +120,8 @@ def up(app: App, loaded: Loaded, store: Store, wishes: Wishes) -> None:
             _all_or_none(app, e, provision, wishes.on_error)
             raise
         except KeyboardInterrupt:
-            _say_what_bills(app, aws, identity, price(spec, seen.nodes, seen.facts))
+            then = "'kvdeploy up' goes on, 'kvdeploy down' ends everything"
+            say_what_bills(app, spec, aws, identity, then)
             raise
     _show(ran, wishes.until, as_json=wishes.as_json)
 
@@ -166,18 +164,6 @@ def _all_or_none(app: App, error: KvdeployError, stage: ProvisionStage, on_error
             f"kept: {names}, at their price an hour; 'kvdeploy up' goes on from here, "
             "'kvdeploy down' ends everything"
         )
-
-
-def _say_what_bills(app: App, aws: Aws, identity: ClusterIdentity, cost: Cost) -> None:
-    """After an interrupt: what is there now, and what it costs."""
-    try:
-        alive = [n.node for n in observe(aws, identity.id) if n.state not in GONE]
-    except AwsError as e:
-        app.ui.say(f"warning: what runs cannot be told: {e.message}")
-        return
-    if alive:
-        named = ", ".join(sorted(alive))
-        app.ui.say(f"interrupted: {named} run, and bill; the whole {cost_line(cost)}")
 
 
 def _show(ran: Ran, until: str | None, *, as_json: bool) -> None:
