@@ -16,7 +16,7 @@ import pytest
 from benchmarks.h200x2 import page, summary
 from benchmarks.h200x2.__main__ import QUICK_START, build_document, main
 from benchmarks.h200x2.arms import ARMS, DEFAULT, LARGE, SMALL, build_acts
-from benchmarks.h200x2.drive import Call, build_blocks, estimate_s
+from benchmarks.h200x2.drive import Block, Call, build_blocks, estimate_s
 from benchmarks.h200x2.fleets import Place, UpError, build_cluster
 from benchmarks.h200x2.ledger import Job, Ledger
 from kvdeploy.model.bench import Cell, Moved, Run, Sample
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.h200x2.arms import Arm
-    from benchmarks.h200x2.drive import Block
     from benchmarks.h200x2.fleets import Host
     from kvdeploy.model.outputs import FleetOutputs
     from kvdeploy.model.routing import Mode
@@ -133,6 +132,12 @@ def test_less_can_be_asked_for(tmp_path: Path) -> None:
         main(["--folder", str(tmp_path), "--small", "--estimate", "--modes", "pull"])
 
 
+def test_an_act_of_which_no_arm_is_wanted_is_left_out(tmp_path: Path) -> None:
+    acts = [act.only(["stock"]) for act in build_acts(SHAPE)]
+    blocks = build_blocks(acts, DEFAULT, SHAPE, 2, Ledger(tmp_path))
+    assert [block.jobs[0].act for block in blocks] == ["compare", "cold"]
+
+
 def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
     acts = list(build_acts(SHAPE))
     ledger = Ledger(tmp_path)
@@ -215,6 +220,9 @@ def site() -> Iterator[Site]:
         thread.join()
 
 
+CELL = SHARED.model_copy(update={"concurrency": 1, "input_tokens": 64})
+
+
 def blocks_of(name: str, arms: list[str], ledger: Ledger) -> list[Block]:
     acts = [act.only(arms) for act in build_acts(QUICK) if act.name == name]
     return list(build_blocks(acts, DEFAULT, QUICK, 2, ledger))
@@ -229,11 +237,24 @@ def test_a_set_up_that_does_not_come_up_costs_its_own_runs_alone(
     one = call(FakeHost(site, broken="stock"), ledger, 1000)
     assert one.make(blocks_of("admission", ["admit-2"], ledger)[:1], lambda _: {})
     assert [e.arm for e in ledger.entries] == ["default", "admit-2"]
+    assert one.smoke["code"] == 0
     told = one.host.clusters["default"].told  # type: ignore[attr-defined]
     assert told == [{}, {"prefill_at_once": 2}], "its router is told before each run"
     assert one.make(blocks_of("compare", ["stock"], ledger), lambda _: {})
     assert one.failures == ["compare: stock did not come up (9)"]
     assert {e.arm for e in ledger.entries if e.act == "compare"} == {"default"}
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_smoke_climbs_until_a_call_was_proven_by_it(site: Site, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for code, climbs in ((None, True), (10, True), (0, False)):
+        if code is not None:
+            ledger.add_call({"smoke": {"code": code}})
+        one = call(FakeHost(site), ledger, 1000)
+        assert one.make([Block((DEFAULT,), [job(cell=CELL, round=code or 99)])], lambda _: {})
+        assert bool(one.smoke) == climbs, code
 
 
 @pytest.mark.loopback
