@@ -22,6 +22,7 @@ from moto.ec2.models.elastic_network_interfaces import (
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateBackend
 from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.ec2.models.subnets import Subnet
 from moto.iam.aws_managed_policies import aws_managed_policies_data
 from moto.iam.models import AWSManagedPolicy, IAMBackend
 from moto.s3.models import FakeBucket
@@ -67,6 +68,7 @@ def repair() -> None:
     replace(SecurityGroupRule, "description", _describe_rule)
     replace(NetworkInterface, "group_set", _own_groups)
     replace(NetworkInterfaceBackend, "create_network_interface", _distinct_addresses)
+    replace(Subnet, "get_available_subnet_ip", lambda _: _address_of_instance)
     replace(Attachment, "__init__", _whole_attachment)
     for name in ("private_ip", "private_ip_address"):
         replace(Instance, name, _of_primary("private_ip_address"))
@@ -140,14 +142,27 @@ def _taken(backend: Any) -> set[str]:
 
 
 def _free_address(backend: Any, subnet: Any) -> str:
+    """One that was never given, as long as there are such: whoever takes another's place has
+    another address, as on EC2.
+    """
     taken = {eni.private_ip_address for eni in backend.enis.values() if eni.subnet is subnet}
-    for number, host in enumerate(subnet.cidr.hosts(), 1):
-        if number >= RESERVED_ADDRESSES and str(host) not in taken:
-            return str(host)
+    given = vars(subnet).setdefault("addresses_given", set())
+    for avoided in (taken | given, taken):
+        for number, host in enumerate(subnet.cidr.hosts(), 1):
+            if number >= RESERVED_ADDRESSES and str(host) not in avoided:
+                given.add(str(host))
+                return str(host)
     return refuse(
         "InsufficientFreeAddressesInSubnet",
         f"The specified subnet '{subnet.id}' does not have enough free addresses.",
     )
+
+
+def _address_of_instance(self: Any, instance: Any) -> str:
+    """moto gives what was just returned to whoever asks next."""
+    address = _free_address(self.ec2_backend, self)
+    self._subnet_ips[address] = instance
+    return address
 
 
 def _whole_attachment(_: Any) -> Callable[..., None]:

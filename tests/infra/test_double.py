@@ -958,6 +958,13 @@ def test_addresses_are_of_the_subnet_and_distinct(aws: Double, ec2: Any, network
     assert "10.60.0.1" not in addresses
 
 
+def test_who_takes_anothers_place_has_another_address(aws: Double, network: Network) -> None:
+    (first,) = launch(aws, network)
+    aws.terminate_instance(first["InstanceId"])
+    (second,) = launch(aws, network)
+    assert first["PrivateIpAddress"] != second["PrivateIpAddress"]
+
+
 def test_a_subnet_can_be_full(aws: Double, ec2: Any) -> None:
     network = aws.existing_network(ZONE, free_addresses=2)
 
