@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kvdeploy.stages.base import Step
 
 ROOT = Path(__file__).parents[2]
+ALLOWED = ("--allow", "gpus-too-few", "--allow", "engine-env-taken")
+"""Where engines share a GPU."""
 UP_S = 900.0
 GIB_LEFT = 4.0
 """Of a GPU's memory for each engine, beside weights and KV: context, graphs, activations."""
@@ -123,7 +125,7 @@ class Cluster:
         document = build_cluster(self.arm, self.place, self.port, self.name)
         document["router"] |= self.router
         (self.folder / "cluster.yaml").write_text(json.dumps(document, indent=1))
-        allow = ("--allow", "gpus-too-few") if self.place.shared else ()
+        allow = ALLOWED if self.place.shared else ()
         with (self.folder / "up.log").open("ab") as log:
             argv = (sys.executable, "-m", "kvdeploy", "up", *allow)
             self.under_way = subprocess.Popen(
