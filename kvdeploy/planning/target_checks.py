@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvdeploy.planning.aws_spec_checks import AWS_SPEC_CHECKS
 from kvdeploy.planning.findings import error, fleets
+from kvdeploy.planning.machine_checks import blocks_unfit_for_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,9 +52,16 @@ def engine_on_many_nodes(spec: ClusterSpec) -> Iterator[Finding]:
             )
 
 
+def block_size_on_cpu_nodes(spec: ClusterSpec) -> Iterator[Finding]:
+    """Engines of a rehearsal end at their start, a minute later, as on a machine without GPUs."""
+    if spec.target != "local" and spec.runtime.device == "cpu":
+        yield from blocks_unfit_for_cpu(spec)
+
+
 TARGET_CHECKS: Final[tuple[Callable[[ClusterSpec], Iterator[Finding]], ...]] = (
     *AWS_SPEC_CHECKS,
     libfabric_on_local,
     nodes_on_local,
     engine_on_many_nodes,
+    block_size_on_cpu_nodes,
 )

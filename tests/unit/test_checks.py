@@ -247,6 +247,20 @@ CASES: list[tuple[dict[str, Any], str, Severity, str, str, str]] = [
         "2 nodes an engine, and kvdeploy cannot start an engine on more than one node yet",
         "Set it to 1 and lower tensor_parallel until an engine fits on one node, or raise count.",
     ),
+    (
+        AWS
+        | {
+            "aws.endpoint": "http://127.0.0.1:5000",
+            "aws.access": {"method": "ssh", "ssh_cidrs": ["10.0.0.0/8"], "bastion": "me@host"},
+            "runtime.device": "cpu",
+            "connector.block_size": 16,
+        },
+        "block-size-on-cpu-nodes",
+        Severity.ERROR,
+        "connector.block_size",
+        "16 tokens on CPU, where vLLM's attention takes multiples of 32",
+        "Set it to 32 or more.",
+    ),
 ]
 
 
