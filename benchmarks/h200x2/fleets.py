@@ -287,5 +287,9 @@ def finish(cluster: Cluster, process: subprocess.Popen[bytes]) -> None:
 
 
 def _env() -> dict[str, str]:
-    ours = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(ours)}
+    return {**os.environ, "PYTHONPATH": search_path()}
+
+
+def search_path() -> str:
+    """For programs of kvdeploy that run in other folders: it may not be installed here."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -135,7 +135,7 @@ def test_less_can_be_asked_for(tmp_path: Path) -> None:
 def test_an_act_of_which_no_arm_is_wanted_is_left_out(tmp_path: Path) -> None:
     acts = [act.only(["stock"]) for act in build_acts(SHAPE)]
     blocks = build_blocks(acts, DEFAULT, SHAPE, 2, Ledger(tmp_path))
-    assert [block.jobs[0].act for block in blocks] == ["compare", "cold"]
+    assert [block.jobs[0].act for block in blocks] == ["compare", "cold", "compare"]
 
 
 def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_set_up_that_does_not_come_up_costs_its_own_runs_alone(
     assert one.smoke["code"] == 0
     told = one.host.clusters["default"].told  # type: ignore[attr-defined]
     assert told == [{}, {"prefill_at_once": 2}], "its router is told before each run"
-    assert one.make(blocks_of("compare", ["stock"], ledger), lambda _: {})
+    assert one.make(blocks_of("compare", ["stock"], ledger)[:1], lambda _: {})
     assert one.failures == ["compare: stock did not come up (9)"]
     assert {e.arm for e in ledger.entries if e.act == "compare"} == {"default"}
 
@@ -282,6 +282,18 @@ def test_nothing_is_begun_that_would_go_beyond_the_time_that_was_given(
     host = FakeHost(site)
     assert not call(host, ledger, 30).make(blocks_of("compare", ["stock"], ledger), lambda _: {})
     assert host.clusters == {}, "engines would not have come up in time"
+
+
+@pytest.mark.loopback
+@pytest.mark.real_process
+def test_a_run_is_given_the_time_that_the_last_of_its_kind_took(site: Site, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    one = call(FakeHost(site), ledger, 1000)
+    jobs = [job(cell=CELL, round=n) for n in (1, 2)]
+    assert one.make([Block((DEFAULT,), jobs[:1])], lambda _: {})
+    one._took_s = dict.fromkeys(one._took_s, 10_000.0)
+    assert not one.make([Block((DEFAULT,), jobs[1:])], lambda _: {})
+    assert [e.run.round for e in ledger.entries] == [1]
 
 
 # --- what is made of it ----------------------------------------------------------------------
