@@ -95,8 +95,8 @@ class RouterSpec(Frozen):
         le=1,
     )
     prefill_at_once: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] | None = knob(
-        None,
-        doc="prompts a prefill engine is given, by all workers: N at once, or auto; default: any",
+        "auto",  # by docs/benchmarks/2026-12-01-h200x1.json
+        doc="prompts a prefill engine is given at once: auto (what keeps it busy), N, null: any",
         change=Change.RELOAD,
     )
     decode_at_once: int | None = knob(
@@ -114,7 +114,7 @@ class RouterSpec(Frozen):
         le=1_000_000,
     )
     queue_wait_s: float = knob(
-        30.0, doc="longest wait for room, in seconds", change=Change.RELOAD, gt=0, le=86400
+        120.0, doc="longest wait for room, in seconds", change=Change.RELOAD, gt=0, le=86400
     )
     max_body_mib: float = knob(
         32.0, doc="largest request body", change=Change.ROUTER, gt=0, le=1024

@@ -106,7 +106,7 @@ class RouterConfig(Stored):
     """Requests that a decode engine is given at once; None is any number."""
     queue_size: int = 1024
     """Requests that may wait for room."""
-    queue_wait_s: float = 30.0
+    queue_wait_s: float = 120.0
     """Longest wait for room."""
     max_body_bytes: int = 32 * 1024 * 1024
     api_key_file: str | None = None

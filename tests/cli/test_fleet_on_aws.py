@@ -9,7 +9,6 @@ import pytest
 
 from kvdeploy.adapters.store import Store
 from kvdeploy.cli.app import App, main
-from kvdeploy.cli.aws.fleet import here_of
 from kvdeploy.model.launch import LaunchSpec, Readiness
 from kvdeploy.model.outputs import FleetOutputs
 from kvdeploy.model.record import Record
@@ -51,9 +50,9 @@ def test_a_shell_wants_nodes_that_are_configured(provisioned: Path) -> None:
 
 
 def test_a_fleet_that_was_started_otherwise_is_asked_over_the_ways_that_are_there() -> None:
-    here = fleet_at("http://127.0.0.1:4000", "http://127.0.0.1:4001", mode="push")
     other = fleet_at("https://10.0.0.3:8000", "http://10.0.0.2:18100", mode="pull")
-    reached = here_of(here)(other)
+    ways = {"decode-0": "http://127.0.0.1:4001"}
+    reached = other.asked_over("http://127.0.0.1:4000", ways)
     assert reached.url == "http://127.0.0.1:4000"
     (engine,) = reached.router_config.engines
     assert (engine.url, engine.side_channel_host) == ("http://127.0.0.1:4001", "10.0.0.2")

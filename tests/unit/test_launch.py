@@ -498,6 +498,7 @@ def test_another_version_is_another_process_of_the_router() -> None:
 
 
 OTHER_VALUES: dict[str, Any] = {
+    "prefill_at_once": 2,
     "host": "127.0.0.2",
     "policy": "round-robin",
     "mode": "aggregated",
