@@ -53,7 +53,7 @@ LATE: Final = (
     Crash(verb=UP, after="-> start the fleet", s=10, victim="kvdeploy"),
     Crash(verb=UP, after="-> start the fleet", s=10, victim="worker", block_size=32),
     Crash(verb=UP, after="-> start the fleet", s=12, victim="decode-0", block_size=64),
-    Crash(verb=UP, after="-> start the fleet", s=12, victim="Ctrl-C", block_size=96),
+    Crash(verb=UP, after="-> start the fleet", s=12, victim="Ctrl-C", block_size=256),
     Crash(verb=UP, after="-> prove one push", s=0.5, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="kvdeploy"),
     Crash(verb=DOWN, after="-> destroy", s=3, victim="terraform"),
