@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "up": "Bring the cluster up, or repair what does not hold, and prove one push a pair.",
     "status": "Show what runs, where, and how it is.",
     "smoke": "Prove that prefill pushes KV into decode and that the answers are right.",
-    "bench": "Measure push, pull and aggregated serving side by side (local).",
+    "bench": "Measure push, pull and aggregated serving side by side.",
     "logs": "Show what engines and router say.",
     "shell": "Open a shell on a node, or run COMMAND there (aws).",
     "down": "Stop everything, on AWS destroy everything, and say what is left: nothing.",
