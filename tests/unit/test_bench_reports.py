@@ -283,3 +283,9 @@ def test_what_a_bench_ran_on_is_told_where_it_makes_figures_others() -> None:
         "prefill-0 and decode-0 share GPU 0: they wait for each other, and KV does not leave it; "
         "with a GPU each all figures are others",
     ]
+
+
+def test_a_large_figure_is_written_out() -> None:
+    drawn = svg.draw_bars("Time", "ms", {"push": 17990.1, "pull": 0.34961})
+    assert ">17990<" in drawn
+    assert ">0.3496<" in drawn

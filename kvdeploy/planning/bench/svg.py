@@ -75,7 +75,7 @@ def draw_bars(title: str, unit: str, values: Mapping[str, float]) -> str:
         parts.append(
             f'<rect class="{escape(name)}" x="{NAMES}" y="{top}" width="{width:.1f}" height="18"/>'
         )
-        parts.append(_text(NAMES + width + 6, top + 14, f"{value:.4g}", "start"))
+        parts.append(_text(NAMES + width + 6, top + 14, _figure(value), "start"))
     return _frame(WIDTH, BARS_TOP + len(values) * BAR + 8, parts)
 
 
@@ -125,3 +125,8 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _figure(value: float) -> str:
+    """Four digits, and never 1.8e+04."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
