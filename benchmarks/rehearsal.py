@@ -29,7 +29,7 @@ from tests.rehearsal.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ENDED: Final = re.compile(r"ok (.+) \(([\d.]+) s\)$")
+ENDED: Final = re.compile(r"^ok (.+) \(([\d.]+) s\)$")
 AT_MOST_S: Final = 1200
 SMALL: Final[dict[str, Any]] = {"aws": {"instance_type": "p5.4xlarge"}}
 """A node an engine."""
