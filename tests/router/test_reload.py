@@ -118,7 +118,7 @@ async def test_deadlines_keys_and_caps_change_and_the_port_does_not(
             update={
                 "port": 1,
                 "deadlines": config.deadlines.model_copy(
-                    update={"prefill_s": 0.05, "connect_s": 9}
+                    update={"prefill_s": 0.3, "connect_s": 9}
                 ),
             }
         )
