@@ -117,9 +117,7 @@ async def test_deadlines_keys_and_caps_change_and_the_port_does_not(
         changed = config.model_copy(
             update={
                 "port": 1,
-                "deadlines": config.deadlines.model_copy(
-                    update={"prefill_s": 0.3, "connect_s": 9}
-                ),
+                "deadlines": config.deadlines.model_copy(update={"prefill_s": 0.3, "connect_s": 9}),
             }
         )
         fleet.service.reload(Reading(config=changed, keys=read_keys(str(keys)), tls=None))
