@@ -37,6 +37,7 @@ from kvdeploy.proc import LocalRunner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ACTS = ("compare", "cold", "admission", "tuning")
 GO_ON = 3
 QUICK_START = {
     "compilation-config": {
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         place = _place(options)
     except UpError as e:
         sys.exit(str(e))
-    os.environ["PYTHONPATH"] = search_path()  # decode engines are started anew from here
+    os.environ["PYTHONPATH"] = search_path()  # of all that is started from here
     began = time.monotonic()
     call = Call(
         host=Host(options.folder / "clusters", place, options),
@@ -219,8 +220,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--engine-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--minutes", type=float, help="begin nothing that would take longer")
-    parser.add_argument("--acts", default="compare,cold,admission,tuning")
-    parser.add_argument("--arms", help="beside default; all when not given: " + ", ".join(ARMS))
+    parser.add_argument("--acts", type=_words(*ACTS), default=ACTS, help=",".join(ACTS))
+    parser.add_argument(
+        "--arms",
+        type=_words(*ARMS),
+        default=tuple(ARMS),
+        help="beside default; all when not given: " + ", ".join(ARMS),
+    )
     parser.add_argument("--concurrency", help="as 16,4,48; the first is the summary's")
     parser.add_argument(
         "--scenarios", type=_words("shared", "unique"), help="of compare: shared,unique"
@@ -234,12 +240,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--estimate", action="store_true", help="tell how long it takes, and end")
     options = parser.parse_args(argv)
     options.folder = options.folder.resolve()
-    options.acts = options.acts.split(",")
-    if wrong := set(options.acts) - {"compare", "cold", "admission", "tuning"}:
-        parser.error(f"--acts: {', '.join(sorted(wrong))} is none of them")
-    options.arms = options.arms.split(",") if options.arms else list(ARMS)
-    if wrong := set(options.arms) - ARMS.keys():
-        parser.error(f"--arms: {', '.join(sorted(wrong))} is none of {', '.join(ARMS)}")
     if not options.small and options.model is None:
         parser.error("--model is missing (or --small)")
     if options.vllm_router and shutil.which(options.vllm_router) is None:

@@ -122,7 +122,7 @@ class Shape:
     warm_s: float
     """Of a run before it counts, and of its counters after it: for the estimate."""
     scenarios: tuple[str, ...] = ("shared", "unique")
-    modes: tuple[str, ...] = ("push", "push-sequential", "aggregated")
+    modes: tuple[Mode, ...] = DEFAULT.modes
     """Of default, where it is compared."""
 
 

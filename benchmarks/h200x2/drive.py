@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.h200x2.arms import DEFAULT
 from benchmarks.h200x2.fleets import UpError
 from benchmarks.h200x2.ledger import Job
 from kvdeploy.errors import KvdeployError
@@ -71,17 +70,17 @@ def build_blocks(
                 for cell in act.cells
                 for number in range(1, _rounds(act, shape) + 1)
                 for arm in (arms if number % 2 else reversed(arms))
-                for mode in _modes(act, arm, shape, first=not at)
+                for mode in _modes(act, arm, shape, default, first=not at)
             ]
             if left := [job for job in jobs if not ledger.has(job)]:
                 yield Block(arms, left)
 
 
-def _modes(act: Act, arm: Arm, shape: Shape, *, first: bool) -> Sequence[Mode]:
+def _modes(act: Act, arm: Arm, shape: Shape, default: Arm, *, first: bool) -> Sequence[Mode]:
     """What default can do else is asked for once."""
     if act.name != "compare" or not first:
         return arm.modes[:1]
-    return [mode for mode in arm.modes if arm is not DEFAULT or mode in shape.modes]
+    return [mode for mode in arm.modes if arm is not default or mode in shape.modes]
 
 
 def _rounds(act: Act, shape: Shape) -> int:

@@ -128,9 +128,7 @@ class Cluster:
         allow = ALLOWED if self.place.shared else ()
         with (self.folder / "up.log").open("ab") as log:
             argv = (sys.executable, "-m", "kvdeploy", "up", *allow)
-            self.under_way = subprocess.Popen(
-                argv, cwd=self.folder, env=_env(), stdout=log, stderr=log
-            )
+            self.under_way = subprocess.Popen(argv, cwd=self.folder, stdout=log, stderr=log)
         return self.under_way
 
     def has_ports(self) -> bool:
@@ -146,7 +144,7 @@ class Cluster:
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         command = (sys.executable, "-m", "kvdeploy", *argv)
         return subprocess.run(
-            command, cwd=self.folder, env=_env(), capture_output=True, text=True, timeout=UP_S
+            command, cwd=self.folder, capture_output=True, text=True, timeout=UP_S
         )
 
     def outputs(self) -> FleetOutputs:
@@ -284,10 +282,6 @@ def finish(cluster: Cluster, process: subprocess.Popen[bytes]) -> None:
         tail = (cluster.folder / "up.log").read_text(errors="replace").splitlines()[-8:]
         msg = f"{cluster.name} did not come up ({code}): {' | '.join(tail)}"
         raise UpError(msg)
-
-
-def _env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": search_path()}
 
 
 def search_path() -> str:
